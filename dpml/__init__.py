@@ -1,0 +1,52 @@
+"""dpml: from a private table to a released model under one honest (ε, δ).
+
+The public names are resolved when they are first used, so that ``from dpml import accounting`` loads neither torch nor
+hydra.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dpml.version import __version__
+
+if TYPE_CHECKING:
+    from dpml.data import PrivateData
+    from dpml.estimators import DPLogisticRegression
+    from dpml.release import PrivateModel, load
+    from dpml.results import Guarantee
+    from dpml.trainer import Plan, PrivateTrainer, RunResult
+
+_HOME = {
+    "DPLogisticRegression": "dpml.estimators",
+    "Guarantee": "dpml.results",
+    "Plan": "dpml.trainer",
+    "PrivateData": "dpml.data",
+    "PrivateModel": "dpml.release",
+    "PrivateTrainer": "dpml.trainer",
+    "RunResult": "dpml.trainer",
+    "load": "dpml.release",
+}
+
+__all__ = [
+    "DPLogisticRegression",
+    "Guarantee",
+    "Plan",
+    "PrivateData",
+    "PrivateModel",
+    "PrivateTrainer",
+    "RunResult",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dpml' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,93 @@
+"""The accounting interface: one function per question, the accountant by name."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+
+import numpy as np
+
+from dpml.accounting import composition, exact, pld, renyi, zcdp
+from dpml.accounting.events import ADD_REMOVE, Event, check_number, check_relation
+from dpml.errors import invalid
+
+ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp", "basic")
+_MODULES: dict[str, ModuleType] = {"exact": exact, "pld": pld, "rdp": renyi, "zcdp": zcdp, "basic": composition}
+
+
+def epsilon(event: Event, delta: float, *, accountant: str = "best", neighboring_relation: str = ADD_REMOVE) -> float:
+    """An upper bound on the smallest ε for which ``event`` is (ε, δ)-DP.
+
+    Args:
+        event: what was released.
+        delta: δ in [0, 1).  At δ = 0 only pure parts have a finite answer.
+        accountant: one of :data:`ACCOUNTANTS`; ``"best"`` takes the smallest sound value.
+        neighboring_relation: ``"add_remove"`` or ``"replace_one"``.
+
+    Returns:
+        ε ≥ 0 in natural log units; ``inf`` where no finite ε holds (no noise, say).
+
+    Raises:
+        ConfigError: an argument out of range.
+        UnsupportedEventError: the accountant cannot bound the event; both are named.
+    """
+    delta = check_number("delta", delta, 0.0, 1.0, below=True)
+    check_relation(neighboring_relation)
+    _check(event, accountant)
+    if accountant == "best":
+        return _best(event, delta, neighboring_relation)[0]
+    value = float(_MODULES[accountant].epsilon(event, delta, neighboring_relation)) if delta > 0 else math.inf
+    if delta == 0:
+        value = composition.pure_epsilon(event, neighboring_relation)
+    return max(0.0, value)
+
+
+def delta(event: Event, epsilon: float, *, accountant: str = "best", neighboring_relation: str = ADD_REMOVE) -> float:
+    """An upper bound on the smallest δ for which ``event`` is (ε, δ)-DP; arguments and errors as :func:`epsilon`."""
+    epsilon = check_number("epsilon", epsilon, 0.0)
+    check_relation(neighboring_relation)
+    _check(event, accountant)
+    if accountant == "best":
+        value = composition.best_delta(event, epsilon, neighboring_relation)[0]
+    else:
+        value = float(_MODULES[accountant].delta(event, epsilon, neighboring_relation))
+    if value > 0 and composition.pure_epsilon(event, neighboring_relation) <= epsilon:
+        return 0.0
+    return min(1.0, max(0.0, value))
+
+
+def best(event: Event, delta: float, *, neighboring_relation: str = ADD_REMOVE) -> tuple[float, str]:
+    """The smallest sound ε(δ) and the name of the accountant that proved it."""
+    delta = check_number("delta", delta, 0.0, 1.0, below=True)
+    check_relation(neighboring_relation)
+    _check(event, "best")
+    return _best(event, delta, neighboring_relation)
+
+
+def _best(event: Event, delta: float, relation: str) -> tuple[float, str]:
+    if delta == 0:
+        return composition.pure_epsilon(event, relation), "basic"
+    value, name = composition.best_epsilon(event, delta, relation)
+    pure = composition.pure_epsilon(event, relation)
+    return (pure, "basic") if pure < value else (max(0.0, value), name)
+
+
+def rdp(event: Event, orders: np.ndarray, *, neighboring_relation: str = ADD_REMOVE) -> np.ndarray:
+    """Rényi divergence (larger of both directions) at each order > 1, shape as ``orders``."""
+    check_relation(neighboring_relation)
+    _check(event, "rdp")
+    return renyi.rdp(event, orders, neighboring_relation)
+
+
+def rho(event: Event, *, neighboring_relation: str = ADD_REMOVE) -> float:
+    """ρ of zero-concentrated DP; Poisson sampling does not amplify it."""
+    check_relation(neighboring_relation)
+    _check(event, "zcdp")
+    return zcdp.rho(event, neighboring_relation)
+
+
+def _check(event: Event, accountant: str) -> None:
+    if not isinstance(event, Event):
+        raise invalid("event", event, "an event of dpml.accounting", "Use from_json for a JSON object.")
+    if accountant not in ACCOUNTANTS:
+        raise invalid("accountant", accountant, f"one of {list(ACCOUNTANTS)}")

@@ -1,0 +1,48 @@
+"""ε as a function of the step, for the accountants that a report draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from dpml.accounting import api, zcdp
+from dpml.accounting.events import ADD_REMOVE, Event, PoissonSampled, check_count, check_number, check_relation, flatten
+from dpml.errors import UnsupportedEventError, invalid
+from dpml.results import Trajectory
+
+
+def trajectory(
+    event_at: Callable[[int], Event],
+    steps: Sequence[int],
+    delta: float,
+    *,
+    neighboring_relation: str = ADD_REMOVE,
+) -> Trajectory:
+    """ε(δ) after each of ``steps`` (increasing, ≥ 0) for ``best``, ``rdp`` and ``zcdp``.
+
+    ``event_at(t)`` is everything charged up to and including step t.  A series is None where its accountant refuses
+    the event, with the reason in ``notes``; ``best`` is made non-decreasing (ε after t steps is at most ε after more).
+    """
+    counts = [check_count("steps", step) for step in steps]
+    if not counts or any(b <= a for a, b in pairwise(counts)):
+        raise invalid("steps", list(steps), "increasing integers >= 0, at least one")
+    delta = check_number("delta", delta, 0.0, 1.0, below=True)
+    check_relation(neighboring_relation)
+    events = [event_at(step) for step in counts]
+    notes: dict[str, str] = {}
+    series: dict[str, tuple[float, ...] | None] = {}
+    for name in ("best", "rdp", "zcdp"):
+        try:
+            values = [
+                api.epsilon(event, delta, accountant=name, neighboring_relation=neighboring_relation)
+                for event in events
+            ]
+        except UnsupportedEventError as error:
+            series[name], notes[name] = None, str(error)
+            continue
+        for index in range(len(values) - 2, -1, -1):
+            values[index] = min(values[index], values[index + 1])
+        series[name] = tuple(values)
+    if series["zcdp"] is not None and any(isinstance(atom, PoissonSampled) for atom in flatten(events[-1])):
+        notes["zcdp"] = zcdp.SAMPLING_NOTE
+    return Trajectory(delta, tuple(counts), series["best"], series["rdp"], series["zcdp"], notes)

@@ -1,0 +1,336 @@
+"""Typed configuration: one dataclass per Hydra group, and the way from a composed config to objects.
+
+Hydra refuses unknown keys and wrong types while composing; :func:`check` then builds everything that needs no record
+(trainer, schema, file existence), so a bad value stops before any job runs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from dpml.data import PrivateData
+from dpml.errors import ConfigError, invalid
+from dpml.trainer import PrivateTrainer
+
+
+@dataclass
+class DataConfig:
+    """What all data sets share."""
+
+    name: str = MISSING
+
+
+@dataclass
+class Adult(DataConfig):
+    """The bundled Adult table."""
+
+    name: str = "adult"
+
+
+@dataclass
+class Table(DataConfig):
+    """A table of the user's with its schema."""
+
+    name: str = "table"
+    path: str | None = None
+    schema: str | None = None
+    test_path: str | None = None
+    split_column: str | None = None
+    test_fraction: float | None = None
+
+
+@dataclass
+class CensusIncome(DataConfig):
+    """Census-Income (KDD) from a folder with train.parquet and test.parquet."""
+
+    name: str = "census_income"
+    folder: str | None = None
+
+
+@dataclass
+class Digits(DataConfig):
+    """scikit-learn's 8×8 digits."""
+
+    name: str = "digits"
+
+
+@dataclass
+class FashionMNIST(DataConfig):
+    """Fashion-MNIST's IDX files."""
+
+    name: str = "fashion_mnist"
+    folder: str | None = None
+
+
+@dataclass
+class Synthetic(DataConfig):
+    """Two Gaussian classes from a public seed."""
+
+    name: str = "synthetic"
+    n: int = 20_000
+    d: int = 20
+    seed: int = 0
+
+
+@dataclass
+class ModelConfig:
+    """A model by name."""
+
+    name: str = MISSING
+
+
+@dataclass
+class LogReg(ModelConfig):
+    """Binary logistic regression."""
+
+    name: str = "logreg"
+
+
+@dataclass
+class Softmax(ModelConfig):
+    """Multinomial logistic regression."""
+
+    name: str = "softmax"
+
+
+@dataclass
+class MLP(ModelConfig):
+    """Fully connected network."""
+
+    name: str = "mlp"
+    hidden: list[int] = field(default_factory=lambda: [64])
+
+
+@dataclass
+class MethodConfig:
+    """A way to train by name."""
+
+    name: str = MISSING
+
+
+@dataclass
+class Auto(MethodConfig):
+    """Objective perturbation for logreg, DP-SGD for the rest."""
+
+    name: str = "auto"
+    solution_norm: float = 15.0
+
+
+@dataclass
+class DPSGD(MethodConfig):
+    """Noisy clipped gradients of Poisson batches."""
+
+    name: str = "dp_sgd"
+    noise_multiplier: float | None = None
+    max_grad_norm: float = 1.0
+    expected_batch_size: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    learning_rate: Any = "auto"
+    momentum: float = 0.9
+    solution_norm: float = 15.0
+    micro_batch_size: int | None = None
+    checkpoint_every: int | None = None
+
+
+@dataclass
+class Output(MethodConfig):
+    """Noise on the regularised minimum."""
+
+    name: str = "output"
+    solution_norm: float = 15.0
+    regularization: Any = "auto"
+
+
+@dataclass
+class Objective(MethodConfig):
+    """Noise in the objective."""
+
+    name: str = "objective"
+    solution_norm: float = 15.0
+    regularization: Any = "auto"
+
+
+@dataclass
+class NonPrivate(MethodConfig):
+    """No noise; public data only."""
+
+    name: str = "nonprivate"
+
+
+@dataclass
+class PrivacyConfig:
+    """The budget and what it means."""
+
+    epsilon: float | None = 1.0
+    delta: float | None = None
+    neighboring_relation: str = "add_remove"
+    accountant: str = "best"
+    dataset_ledger: str | None = None
+    dataset_epsilon: float | None = None
+    dataset_delta: float | None = None
+
+
+@dataclass
+class GuidanceConfig:
+    """The sample-size rule."""
+
+    excess_risk: float = 0.05
+    enforce: bool = False
+
+
+@dataclass
+class Config:
+    """The root."""
+
+    data: DataConfig = MISSING
+    model: ModelConfig = MISSING
+    method: MethodConfig = MISSING
+    privacy: PrivacyConfig = MISSING
+    guidance: GuidanceConfig = MISSING
+    device: str = "auto"
+    seed: int = 0
+    verbose: bool = True
+    report: bool = True
+
+
+GROUPS: dict[str, dict[str, type]] = {
+    "data": {
+        "adult": Adult,
+        "table": Table,
+        "census_income": CensusIncome,
+        "digits": Digits,
+        "fashion_mnist": FashionMNIST,
+        "synthetic": Synthetic,
+    },
+    "model": {"logreg": LogReg, "softmax": Softmax, "mlp": MLP},
+    "method": {
+        "auto": Auto,
+        "dp_sgd": DPSGD,
+        "output": Output,
+        "objective": Objective,
+        "nonprivate": NonPrivate,
+    },
+    "privacy": {"default": PrivacyConfig},
+    "guidance": {"default": GuidanceConfig},
+}
+
+
+def register() -> None:
+    """Put the typed schemas where the YAML files find them (``schema_<name>``)."""
+    store = ConfigStore.instance()
+    store.store(name="schema_config", node=Config, provider="dpml")
+    for group, members in GROUPS.items():
+        for name, node in members.items():
+            store.store(group=group, name=f"schema_{name}", node=node, provider="dpml")
+
+
+def config_folder() -> Path:
+    """The folder of the YAML files: beside this file in a wheel, one level up in a checkout."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here / "configs", here.parent / "configs"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise ConfigError(f"configs/ was found neither in {here} nor beside it: the installation is damaged; install dpml anew.")
+
+
+def rate(name: str, value: object) -> float | str:
+    """``"auto"`` or a positive number, also when YAML read it as text."""
+    if value == "auto":
+        return "auto"
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
+        raise invalid(name, value, '"auto" or a finite number > 0')
+    return number
+
+
+def build_data(config: DictConfig) -> PrivateData:
+    """The declared data; reads schema and header, no record."""
+    data = config.data
+    match data.name:
+        case "adult":
+            return PrivateData.bundled("adult")
+        case "table":
+            if data.path is None:
+                raise ConfigError("data.path is missing: data=table needs data.path=FILE (CSV, CSV.gz or Parquet).")
+            return PrivateData.from_table(
+                data.path,
+                schema=data.schema,
+                test_path=data.test_path,
+                split_column=data.split_column,
+                test_fraction=data.test_fraction,
+            )
+        case "census_income":
+            if data.folder is None:
+                raise ConfigError(
+                    "data.folder is missing: data=census_income needs data.folder=FOLDER with train.parquet and test.parquet."
+                )
+            return PrivateData.census_income(data.folder)
+        case "digits":
+            return PrivateData.digits()
+        case "fashion_mnist":
+            return PrivateData.fashion_mnist(data.folder)
+        case "synthetic":
+            return PrivateData.synthetic(n=data.n, d=data.d, seed=data.seed)
+    raise invalid("data.name", data.name, "one of " + ", ".join(GROUPS["data"]))
+
+
+def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) -> PrivateTrainer:
+    """The trainer that a composed config describes.
+
+    Raises:
+        ConfigError: a value out of range, an unknown device, a method that does not fit the model.
+    """
+    method, privacy, guidance = config.method, config.privacy, config.guidance
+    arguments: dict[str, Any] = {k: method[k] for k in method if k != "name"}
+    for name in ("learning_rate", "regularization"):
+        if name in arguments:
+            arguments[name] = rate(f"method.{name}", arguments[name])
+    epsilon = privacy.epsilon
+    if arguments.get("noise_multiplier") is not None and epsilon is not None:
+        raise ConfigError(
+            f"method.noise_multiplier = {arguments['noise_multiplier']!r} and privacy.epsilon = {epsilon!r} exclude each "
+            "other: add privacy.epsilon=null to fix the noise and let ε follow."
+        )
+    if config.model.name == "mlp":
+        arguments["hidden"] = [int(width) for width in config.model.hidden]
+    return PrivateTrainer(
+        model=config.model.name,
+        method=method.name,
+        epsilon=epsilon,
+        delta=privacy.delta,
+        neighboring_relation=privacy.neighboring_relation,
+        accountant=privacy.accountant,
+        dataset_ledger=privacy.dataset_ledger,
+        dataset_epsilon=privacy.dataset_epsilon,
+        dataset_delta=privacy.dataset_delta,
+        excess_risk=guidance.excess_risk,
+        enforce_guidance=guidance.enforce,
+        device=config.device,
+        seed=config.seed,
+        run_dir=run_dir,
+        **arguments,
+        **extra,
+    )
+
+
+def check(config: DictConfig) -> None:
+    """Everything that can be wrong without reading a record: trainer, schema, files, batch size, δ.
+
+    Raises:
+        DpmlError: what is wrong, and the way out.
+    """
+    missing = sorted(str(key) for key in OmegaConf.missing_keys(config) if not str(key).startswith("hydra"))
+    if missing:
+        raise ConfigError(f"no value for {', '.join(missing)}: set it on the command line.")
+    trainer = build_trainer(config, run_dir=None)
+    trainer.check(build_data(config))

@@ -1,0 +1,104 @@
+"""The custodian's look at a table before a run: which cells break the schema, and what a run would do with them.
+
+Everything here reads records and says so plainly: the output is private.  A run never calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from .columns import CategoricalColumn, IgnoredColumn, NumericColumn
+from .encoder import lookup, numbers
+from .schema import Schema
+from .table import check_header, existing, read_raw
+
+_FATE = {
+    "clamp": "a run clamps it (what is no number gives zeros)",
+    "other": "a run counts it as 'other'",
+    "zero": "a run gives zeros",
+    "drop": "a run leaves the record out",
+    "error": "on_invalid is 'error'; a run leaves the record out",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about a table that its schema does not allow.  **Private.**
+
+    Attributes:
+        row: 1 for the first record, ``None`` for the table as a whole.
+        column: its name, or ``None``.
+        text: what is wrong and what a run does about it.
+        stops: the check fails because of it.
+    """
+
+    row: int | None
+    column: str | None
+    text: str
+    stops: bool
+
+    def __str__(self) -> str:
+        place = ", ".join(
+            part for part in (f"row {self.row}" if self.row else "", self.column and f"column {self.column!r}") if part
+        )
+        return f"{place}: {self.text}" if place else self.text
+
+
+def check_table(path: str | Path, schema: Schema) -> list[Finding]:
+    """All findings, by row and column.
+
+    A label outside the classes and an invalid cell of an ``on_invalid: error`` column stop the check; other invalid
+    cells are notes.
+
+    Raises:
+        DataError: the file is missing or its header does not fit the schema.
+    """
+    where = existing(path, "FILE")
+    check_header(where, schema)
+    names = [column.name for column in schema.features] + [schema.target]
+    raw = read_raw(where, names)
+    findings: list[Finding] = []
+    if not len(raw.frame):
+        findings.append(Finding(None, None, "the table holds no record", True))
+    if raw.malformed:
+        text = f"{raw.malformed} lines have too many or too few fields; a run leaves them out"
+        findings.append(Finding(None, None, text, True))
+    if len(raw.frame) and not 0.5 <= schema.n_declared / len(raw.frame) <= 2:
+        text = (
+            f"n_declared = {schema.n_declared} is far from the {len(raw.frame)} records that are there. This may be "
+            "meant (it is a nominal figure), but a wrong order of magnitude costs accuracy"
+        )
+        findings.append(Finding(None, None, text, False))
+    cells: list[Finding] = []
+    for column in schema.columns:
+        if not isinstance(column, IgnoredColumn):
+            cells.extend(_cells(column, raw.frame[column.name]))
+    labels = raw.frame[schema.target]
+    for row in np.flatnonzero(lookup(labels, schema.classes) < 0):
+        text = f"label {_shown(labels.iloc[row])} is none of the classes; a run leaves the record out"
+        cells.append(Finding(int(row) + 1, schema.target, text, True))
+    return findings + sorted(cells, key=lambda finding: finding.row or 0)
+
+
+def _cells(column: NumericColumn | CategoricalColumn, cells: pd.Series) -> Iterator[Finding]:
+    if isinstance(column, CategoricalColumn):
+        bad = lookup(cells, column.categories) < 0
+        what = np.where(bad, "is none of the categories", "")
+    else:
+        values = numbers(cells)
+        missing = np.isnan(values)
+        bad = missing | (values < column.bounds[0]) | (values > column.bounds[1])
+        what = np.where(missing, "is no number", f"is outside [{column.bounds[0]:g}, {column.bounds[1]:g}]")
+    for row in np.flatnonzero(bad):
+        text = f"{_shown(cells.iloc[row])} {what[row]}; {_FATE[column.on_invalid]}"
+        yield Finding(int(row) + 1, column.name, text, column.on_invalid == "error")
+
+
+def _shown(cell: object) -> str:
+    text = str(cell)
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,216 @@
+"""The columns of a schema: their records, and the checks that turn JSON entries into them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ..errors import SchemaError
+
+SCALES = ("linear", "log1p")
+ENCODINGS = ("spline", "minmax")
+NUMERIC_POLICIES = ("clamp", "drop", "error")
+CATEGORICAL_POLICIES = ("other", "zero", "drop", "error")
+KINDS = ("numeric", "categorical", "ignore")
+DEFAULT_KNOTS = {"linear": 6, "log1p": 8}
+MAX_KNOTS = 1000
+OTHER = "other"
+
+_COLUMN_KEYS = {
+    "numeric": ("kind", "bounds", "scale", "knots", "encoding", "on_invalid"),
+    "categorical": ("kind", "categories", "on_invalid"),
+    "ignore": ("kind",),
+}
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    """A number with public bounds.
+
+    Attributes:
+        bounds: ``(low, high)``, ``low < high``; values outside are clamped (or dropped, see ``on_invalid``).
+        scale: ``"linear"``, or ``"log1p"`` for skewed amounts (knots are then even in ``log(1 + value)``).
+        knots: number of hat functions; they stand at even distances from ``low`` to ``high`` on the scale.
+        encoding: ``"spline"`` (``knots`` features) or ``"minmax"`` (one feature in [0, 1]).
+        on_invalid: ``"clamp"``: out of range or infinite goes to the nearer bound, what is no number gives zeros;
+            ``"drop"``: the record contributes nothing; ``"error"``: as ``"drop"``, and ``schema check`` stops on it.
+    """
+
+    name: str
+    bounds: tuple[float, float]
+    scale: str = "linear"
+    knots: int = 6
+    encoding: str = "spline"
+    on_invalid: str = "clamp"
+
+
+@dataclass(frozen=True)
+class CategoricalColumn:
+    """A value from a public list.
+
+    Attributes:
+        categories: the declared values as text, in the order of their indicator features.
+        on_invalid: what a value outside the list (or none) becomes.  ``"other"``: an extra indicator, or the declared
+            category ``other``; ``"zero"``: all indicators 0; ``"drop"``, ``"error"``: the record contributes nothing.
+    """
+
+    name: str
+    categories: tuple[str, ...]
+    on_invalid: str = "other"
+
+
+@dataclass(frozen=True)
+class IgnoredColumn:
+    """A column of the file that is never read."""
+
+    name: str
+
+
+Column: TypeAlias = NumericColumn | CategoricalColumn | IgnoredColumn
+
+
+def text_of(value: object) -> str:
+    """The text by which a category or label is compared: trimmed; whole numbers without a decimal point.
+
+    A function of one cell alone.  A column that turns from whole numbers to floats because some *other* cell is empty
+    still gives the same text here.
+    """
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace").strip()
+    return str(value).strip()
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` for the known name nearest to ``name``, or nothing."""
+    folded = {str(k).casefold(): str(k) for k in known}
+    found = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.6)
+    return f" Did you mean {folded[found[0]]!r}?" if found else ""
+
+
+def check_classes(classes: Any, where: str = "classes") -> tuple[Any, ...]:
+    """The class labels as a tuple: two or more different texts or whole numbers.
+
+    Raises:
+        SchemaError: naming ``where``.
+    """
+    if isinstance(classes, str | Mapping) or not isinstance(classes, Iterable):
+        raise fault(where, "classes", classes, "a list of two or more different labels")
+    values = tuple(value.item() if hasattr(value, "item") else value for value in classes)
+    if len(values) < 2:
+        raise fault(where, "classes", list(values), "a list of two or more different labels")
+    seen: set[str] = set()
+    for value in values:
+        if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+            raise fault(where, "class", value, "a text or a finite number")
+        if text_of(value) in seen:
+            raise SchemaError(f"{where}: the class {value!r} is listed twice. Remove one of the two.")
+        seen.add(text_of(value))
+    return values
+
+
+def make_column(name: str, entry: Any) -> Column:
+    where = f"schema column {name!r}"
+    if not isinstance(entry, Mapping):
+        raise fault(where, "entry", entry, 'an object such as {"kind": "ignore"}')
+    if "kind" not in entry:
+        raise SchemaError(f"{where}: kind is missing. It must be one of {', '.join(KINDS)}.")
+    kind = one_of(entry["kind"], KINDS, "kind", where)
+    only_known(entry, _COLUMN_KEYS[kind], where)
+    if kind == "numeric":
+        return _numeric(name, entry, where)
+    if kind == "categorical":
+        return _categorical(name, entry, where)
+    return IgnoredColumn(name)
+
+
+def _numeric(name: str, entry: Mapping[str, Any], where: str) -> NumericColumn:
+    if "bounds" not in entry:
+        raise SchemaError(
+            f"{where}: bounds is missing. Give [min, max] from public knowledge (those of the data are private)."
+        )
+    bounds = entry["bounds"]
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(is_number(b) for b in bounds):
+        raise fault(where, "bounds", bounds, "a pair of finite numbers [min, max]")
+    low, high = float(bounds[0]), float(bounds[1])
+    if not low < high or not math.isfinite(high - low):
+        raise fault(where, "bounds", list(bounds), "[min, max] with min < max", "Swap or widen them.")
+    scale = one_of(entry.get("scale", "linear"), SCALES, "scale", where)
+    if scale == "log1p" and low <= -1:
+        raise fault(where, "bounds", list(bounds), "above -1 for scale log1p", 'Use "scale": "linear".')
+    encoding = one_of(entry.get("encoding", "spline"), ENCODINGS, "encoding", where)
+    if encoding == "minmax" and "knots" in entry:
+        raise SchemaError(f"{where}: knots has no meaning with encoding minmax. Remove one of the two.")
+    knots = entry.get("knots", DEFAULT_KNOTS[scale])
+    if isinstance(knots, bool) or not isinstance(knots, int) or not 2 <= knots <= MAX_KNOTS:
+        raise fault(where, "knots", knots, f"a whole number from 2 to {MAX_KNOTS}")
+    policy = one_of(entry.get("on_invalid", "clamp"), NUMERIC_POLICIES, "on_invalid", where)
+    return NumericColumn(name, (low, high), scale, knots, encoding, policy)
+
+
+def _categorical(name: str, entry: Mapping[str, Any], where: str) -> CategoricalColumn:
+    values = entry.get("categories")
+    if values is None:
+        raise SchemaError(f"{where}: categories is missing. List the possible values from public knowledge.")
+    if not isinstance(values, list | tuple) or not values:
+        raise fault(where, "categories", values, "a list of one or more values")
+    seen: list[str] = []
+    for value in values:
+        if not isinstance(value, str) and not isinstance(value, bool) and not is_number(value):
+            raise fault(where, "category", value, "a text or a finite number")
+        text = text_of(value)
+        if text in seen:
+            raise SchemaError(f"{where}: the category {text!r} is listed twice. Remove one of the two.")
+        seen.append(text)
+    policy = one_of(entry.get("on_invalid", "other"), CATEGORICAL_POLICIES, "on_invalid", where)
+    return CategoricalColumn(name, tuple(seen), policy)
+
+
+def column_dict(column: Column) -> dict[str, Any]:
+    if isinstance(column, IgnoredColumn):
+        return {"kind": "ignore"}
+    if isinstance(column, CategoricalColumn):
+        return {"kind": "categorical", "categories": list(column.categories), "on_invalid": column.on_invalid}
+    entry: dict[str, Any] = {
+        "kind": "numeric",
+        "bounds": list(column.bounds),
+        "scale": column.scale,
+        "encoding": column.encoding,
+        "on_invalid": column.on_invalid,
+    }
+    if column.encoding == "spline":
+        entry["knots"] = column.knots
+    return entry
+
+
+def fault(where: str, key: str, value: object, allowed: str, way_out: str = "") -> SchemaError:
+    text = f"{where}: {key} = {value!r} is not allowed: it must be {allowed}."
+    return SchemaError(f"{text} {way_out}".rstrip())
+
+
+def only_known(d: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in d:
+        if key not in known:
+            raise SchemaError(
+                f"{where}: unknown key {key!r}.{closest(str(key), known)} The keys are: {', '.join(known)}."
+            )
+
+
+def is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of floats
+        return False
+
+
+def one_of(value: Any, allowed: Sequence[str], key: str, where: str) -> str:
+    if value not in allowed:
+        hint = closest(value, allowed).strip() if isinstance(value, str) else ""
+        raise fault(where, key, value, "one of " + ", ".join(allowed), hint)
+    return str(value)

@@ -1,0 +1,211 @@
+"""The data sets that dpml knows by name.  All are public; each says where it comes from."""
+
+from __future__ import annotations
+
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, DataError, invalid
+from . import idx
+from .arrays import usable
+from .columns import closest
+from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
+from .schema import Schema
+from .table import table_data
+from .transform import array_preprocessing
+
+BUNDLED = ("adult",)
+# where the Debian package dataset-fashion-mnist puts its files; the second name was seen in older notes
+FASHION_MNIST_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), Path("/usr/share/dataset-fashion-mnist"))
+FASHION_MNIST_STEMS = {
+    "X": "train-images-idx3-ubyte",
+    "y": "train-labels-idx1-ubyte",
+    "X_test": "t10k-images-idx3-ubyte",
+    "y_test": "t10k-labels-idx1-ubyte",
+}
+DIGITS_TOTAL = 1797
+DIGITS_EVERY = 5  # rows with index % 5 == 4 are test records: a public rule
+
+
+def package_folder() -> Path:
+    """Folder of the package's data files (an installed package is a folder, never a zip file)."""
+    return Path(str(resources.files(__package__)))
+
+
+def bundled(name: str = "adult", *, spline: bool = True) -> PrivateData:
+    """A table that comes with dpml.
+
+    ``"adult"``: Becker and Kohavi (1996), doi 10.24432/C5XW20, CC BY 4.0; 36,177 training and 9,045 test records.
+    """
+    if name not in BUNDLED:
+        raise ConfigError(
+            f"There is no bundled data set {name!r}.{closest(str(name), BUNDLED)} There is: {', '.join(BUNDLED)}."
+        )
+    folder = package_folder() / name
+    return table_data(
+        folder / "train.parquet",
+        folder / "schema.json",
+        folder / "test.parquet",
+        spline=spline,
+        source={"licence": "CC BY 4.0", "doi": "10.24432/C5XW20"},
+    )
+
+
+def census_income(folder: str | Path, *, spline: bool = True) -> PrivateData:
+    """Census-Income (KDD), UCI (2000), doi 10.24432/C5N30T: ``train.parquet`` and ``test.parquet`` in ``folder``.
+
+    Columns are those of the published files without the instance weight, the target is ``income`` with the classes
+    ``<=50K`` and ``>50K``; the schema comes with dpml.
+    """
+    where = Path(folder)
+    for name in ("train.parquet", "test.parquet"):
+        if not (where / name).is_file():
+            raise DataError(
+                f"folder = {str(folder)!r} has no {name}. Get Census-Income (KDD) from the UCI repository "
+                "(doi 10.24432/C5N30T) and save its two parts as train.parquet and test.parquet there."
+            )
+    schema = Schema.load(package_folder() / "census_income_schema.json")
+    return table_data(
+        where / "train.parquet",
+        schema,
+        where / "test.parquet",
+        spline=spline,
+        source={"licence": "CC BY 4.0", "doi": "10.24432/C5N30T"},
+    )
+
+
+def digits() -> PrivateData:
+    """scikit-learn's 1,797 digits of 8 × 8 pixels, divided by their largest value 16, a constant, clipped to norm 1."""
+    test_rows = (np.arange(DIGITS_TOTAL) % DIGITS_EVERY) == DIGITS_EVERY - 1
+    public = _image_info(
+        "digits",
+        int((~test_rows).sum()),
+        (8, 8),
+        16.0,
+        "UCI Optical Recognition of Handwritten Digits as in scikit-learn, CC BY 4.0; rows with index % 5 = 4 for test",
+    )
+
+    def read(noise: CoinSource) -> Records:
+        from sklearn.datasets import load_digits
+
+        X, y = load_digits(return_X_y=True)
+        held_out = (np.arange(len(X)) % DIGITS_EVERY) == DIGITS_EVERY - 1
+        return _images(X[~held_out], y[~held_out], X[held_out], y[held_out], public)
+
+    return PrivateData(public, read)
+
+
+def fashion_mnist(folder: str | Path | None = None) -> PrivateData:
+    """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017, MIT licence): raw pixels / 255, a constant, clipped to norm 1.
+
+    Raises:
+        DataError: a file is missing (the message says how to get it) or no IDX file.
+    """
+    places = FASHION_MNIST_FOLDERS if folder is None else (Path(folder),)
+    where = next((place for place in places if place.is_dir()), places[0])
+    paths: dict[str, Path] = {}
+    for key, stem in FASHION_MNIST_STEMS.items():
+        found = idx.find(where, stem)
+        if found is None:
+            raise DataError(
+                f"Fashion-MNIST: {str(where)!r} has no {stem}.gz (nor {stem}). Install the Debian package "
+                "dataset-fashion-mnist, or put the four IDX files of github.com/zalandoresearch/fashion-mnist in a "
+                "folder and name it (data.folder=FOLDER)."
+            )
+        paths[key] = found
+    shape = idx.read_shape(paths["X"])
+    for key, dimensions in {"X": 3, "y": 1, "X_test": 3, "y_test": 1}.items():
+        found_shape = idx.read_shape(paths[key])
+        if len(found_shape) != dimensions or (dimensions == 3 and found_shape[1:] != shape[1:]):
+            raise DataError(
+                f"Fashion-MNIST: {str(paths[key])!r} does not hold {'images' if key[0] == 'X' else 'labels'}."
+            )
+    public = _image_info(
+        "fashion_mnist", 60_000, shape[1:], 255.0, "Fashion-MNIST, Xiao, Rasul, Vollgraf (2017), MIT licence"
+    )
+
+    def read(noise: CoinSource) -> Records:
+        parts = {key: idx.read(path) for key, path in paths.items()}
+        for images, labels in (("X", "y"), ("X_test", "y_test")):
+            nonempty(len(parts[images]), str(paths[images]))
+            if len(parts[images]) != len(parts[labels]):
+                raise DataError(f"Fashion-MNIST: {paths[images].name} and {paths[labels].name} differ in length.")
+        return _images(parts["X"], parts["y"], parts["X_test"], parts["y_test"], public)
+
+    return PrivateData(public, read)
+
+
+def synthetic(n: int = 10_000, d: int = 20, seed: int = 0, *, n_test: int | None = None) -> PrivateData:
+    """A binary task made from a public seed.
+
+    Rows are uniform directions of length √0.75, then a constant ½, so every row has norm 1 and ``n_features = d + 1``
+    (clipping to norm 1 leaves them as they are).  Labels follow a logistic model whose coefficients have norm 10.
+
+    Args:
+        n: training records, actual and declared.
+        d: features beside the constant.
+        seed: public.
+        n_test: test records, default ``n // 4`` and at least 1.
+    """
+    for argument, value, least in (("n", n, 1), ("d", d, 1), ("seed", seed, 0), ("n_test", n_test, 1)):
+        if value is None and argument == "n_test":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise invalid(argument, value, f"a whole number ≥ {least}")
+    held_out = max(1, n // 4) if n_test is None else n_test
+    public = PublicInfo(
+        name="synthetic",
+        n_declared=n,
+        n_features=d + 1,
+        classes=(0, 1),
+        norm_bound=1.0,
+        is_public=True,
+        test_is_public=True,
+        has_test=True,
+        preprocessing=array_preprocessing((d + 1,), norm_bound=1.0),
+        source={"kind": "synthetic", "description": "logistic model on uniform directions", "seed": seed},
+    )
+
+    def read(noise: CoinSource) -> Records:
+        rng = np.random.default_rng(seed)
+        weights = rng.standard_normal(d)
+        weights *= 10.0 / np.linalg.norm(weights)
+        train = _logistic(rng, n, weights)
+        test = _logistic(rng, held_out, weights)
+        train_used, test_used = (usable(*part, public) for part in (train, test))
+        return Records(*train_used[:2], *test_used[:2], {"train": train_used[2], "test": test_used[2]})
+
+    return PrivateData(public, read)
+
+
+def _logistic(rng: np.random.Generator, n: int, weights: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    X = rng.standard_normal((n, len(weights)))
+    X *= np.sqrt(0.75) / np.linalg.norm(X, axis=1, keepdims=True)
+    y = rng.random(n) < 1.0 / (1.0 + np.exp(-(X @ weights)))
+    return np.hstack([X, np.full((n, 1), 0.5)]), y.astype(int).tolist()
+
+
+def _image_info(name: str, n_declared: int, image: tuple[int, ...], largest: float, description: str) -> PublicInfo:
+    pixels = math.prod(image)
+    return PublicInfo(
+        name=name,
+        n_declared=n_declared,
+        n_features=pixels + 1,
+        classes=tuple(range(10)),
+        norm_bound=1.0,
+        is_public=True,
+        test_is_public=True,
+        has_test=True,
+        preprocessing=array_preprocessing((pixels,), scale=1.0 / largest, constant=True, norm_bound=1.0),
+        source={"kind": "images", "image_shape": list(image), "description": description},
+    )
+
+
+def _images(X: Any, y: Any, X_test: Any, y_test: Any, public: PublicInfo) -> Records:
+    train = usable(X, y.tolist(), public)
+    test = usable(X_test, y_test.tolist(), public)
+    return Records(train[0], train[1], test[0], test[1], {"train": train[2], "test": test[2]})

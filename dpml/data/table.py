@@ -1,0 +1,296 @@
+"""Tables on disk: header checks before the run, cell-by-cell reading inside it.
+
+The reader treats every record on its own.  CSV cells stay text until they are encoded, so a strange cell in one record
+cannot change how a column of the others is read; a line with too many or too few fields contributes nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from ..errors import DataError, invalid
+from .columns import IgnoredColumn, closest
+from .encoder import Encoder, lookup, require_columns
+from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
+from .schema import Schema, as_schema
+
+FORMATS = (".csv", ".csv.gz", ".parquet")
+_BLOCK = 1 << 24  # bytes of CSV parsed at a time; a single record must fit
+
+
+class RawTable(NamedTuple):
+    """Cells as read, and the number of lines that were no records."""
+
+    frame: pd.DataFrame
+    malformed: int
+
+
+def table_data(
+    path: str | Path,
+    schema: Schema | Mapping[str, Any] | str | Path | None,
+    test_path: str | Path | None = None,
+    split_column: str | None = None,
+    test_fraction: float | None = None,
+    *,
+    spline: bool = True,
+    source: Mapping[str, Any] | None = None,
+) -> PrivateData:
+    """See :meth:`PrivateData.from_table`; ``source`` adds to the public description."""
+    path = existing(path, "path")
+    declared = as_schema(schema, path)
+    _one_split(test_path, split_column, test_fraction)
+    check_header(path, declared, split_column)
+    test = None if test_path is None else existing(test_path, "test_path")
+    if test is not None:
+        check_header(test, declared)
+    declared = declared if spline else declared.without_splines()
+    encoder = Encoder(declared)
+    has_test = not (test_path is None and split_column is None and test_fraction is None)
+    public = PublicInfo(
+        name=declared.name,
+        n_declared=_training_size(declared.n_declared, test_fraction),
+        n_features=encoder.n_features,
+        classes=declared.classes,
+        norm_bound=declared.norm_bound,
+        is_public=declared.is_public,
+        test_is_public=declared.is_public and has_test,
+        has_test=has_test,
+        preprocessing={"kind": "table"},
+        schema=declared.to_dict(),
+        source={
+            "kind": "table",
+            "format": file_format(path).lstrip("."),
+            "description": declared.source,
+            "split": _split_text(test_path, split_column, test_fraction),
+            **(source or {}),
+        },
+    )
+
+    def read(noise: CoinSource) -> Records:
+        raw = read_raw(path, _needed(declared, split_column))
+        nonempty(len(raw.frame) + raw.malformed, f"The table {str(path)!r}")
+        train, held_out = _split(raw.frame, split_column, test_fraction, noise)
+        notes: dict[str, Any] = {"records_read": len(raw.frame), "malformed_lines": raw.malformed}
+        X, y, notes["train"] = encode(encoder, train)
+        if test is not None:
+            raw_test = read_raw(test, _needed(declared))
+            nonempty(len(raw_test.frame) + raw_test.malformed, f"The test table {str(test)!r}")
+            held_out = raw_test.frame
+        if held_out is None:
+            return Records(X, y, private_notes=notes)
+        X_test, y_test, notes["test"] = encode(encoder, held_out)
+        return Records(X, y, X_test, y_test, notes)
+
+    return PrivateData(public, read, encoder)
+
+
+def encode(encoder: Encoder, frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Features (m, d), class indexes (m,) of the records that contribute, and private counts."""
+    X, keep, counts = encoder.transform(frame)
+    y, known = encoder.target(frame[encoder.schema.target])
+    keep = keep & known
+    notes = {"records": len(frame), "used": int(keep.sum()), "unknown_labels": int((~known).sum()), "columns": counts}
+    return (X, y, notes) if keep.all() else (X[keep], y[keep], notes)
+
+
+def existing(path: str | Path, argument: str) -> Path:
+    """``path`` as a :class:`Path` if it is a file of a known kind, else ``DataError``."""
+    found = Path(path)
+    if not found.exists():
+        folder = found.parent
+        names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+        raise DataError(f"{argument} = {str(path)!r}: there is no such file.{closest(found.name, names)}")
+    if not found.is_file():
+        raise DataError(f"{argument} = {str(path)!r} is no file. Give a file that ends in {', '.join(FORMATS)}.")
+    file_format(found)
+    return found
+
+
+def file_format(path: Path) -> str:
+    """The one of ``FORMATS`` that the name ends with."""
+    for ending in sorted(FORMATS, key=len, reverse=True):
+        if path.name.lower().endswith(ending):
+            return ending
+    raise DataError(f"{path.name!r} has an unknown file type. The types are {', '.join(FORMATS)}; convert the table.")
+
+
+def read_header(path: Path) -> list[str]:
+    """Column names; reads the first line of a CSV or the schema of a Parquet file, no record."""
+    try:
+        if file_format(path) == ".parquet":
+            import pyarrow.parquet as parquet
+
+            return [str(name) for name in parquet.read_schema(path).names]
+        with _open_text(path) as file:
+            return [name.strip() for name in next(csv.reader(file), [])]
+    except (OSError, EOFError, ValueError, csv.Error) as error:
+        raise DataError(f"The header of {str(path)!r} cannot be read: {error}.") from error
+
+
+def check_header(path: Path, schema: Schema, split_column: str | None = None) -> None:
+    """``DataError`` unless the file's columns are those of the schema (ignored ones may be absent)."""
+    header = read_header(path)
+    where = f"The table {str(path)!r}"
+    if not header:
+        raise DataError(f"{where} is empty: it has no header line.")
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise DataError(f"{where} has the column {repeated[0]!r} twice. Rename one of the two.")
+    required = [schema.target, *(column.name for column in schema.features), *([split_column] if split_column else [])]
+    for name in required:
+        if name in header:
+            continue
+        what = "split_column" if name == split_column else "the schema's target" if name == schema.target else "column"
+        separator = next((s for s in (";", "\t", "|") if len(header) == 1 and s in header[0]), None)
+        if separator is not None:
+            raise DataError(f"{where} seems to be separated by {separator!r}. Save it with commas.")
+        raise DataError(f"{where} has no {what} {name!r}.{closest(name, header)} Its columns are: {', '.join(header)}.")
+    known = {*required, *(column.name for column in schema.columns)}
+    for name in header:
+        if name not in known:
+            raise DataError(
+                f'{where} has a column {name!r} that the schema lacks. Declare it, as {{"kind": "ignore"}} if it is '
+                "not to be used."
+            )
+    if split_column and any(c.name == split_column and not isinstance(c, IgnoredColumn) for c in schema.columns):
+        raise DataError(f"split_column = {split_column!r} is a feature in the schema. Declare it as ignored.")
+
+
+def read_table(path: str | Path, columns: list[str]) -> pd.DataFrame:
+    """The named columns of a table to be scored, one row a record and none left out.
+
+    Raises:
+        DataError: the file is missing, lacks a column, or has lines that are no records.
+    """
+    where = existing(path, "table")
+    require_columns(read_header(where), columns)
+    raw = read_raw(where, columns)
+    if raw.malformed:
+        raise DataError(
+            f"The table {str(path)!r} has {raw.malformed} lines with too many or too few fields; scores would not "
+            "line up with its rows. Repair the file."
+        )
+    return raw.frame
+
+
+def read_raw(path: Path, columns: list[str]) -> RawTable:
+    """The named columns of all records.
+
+    Raises:
+        DataError: the file is not of the format that its name tells.
+    """
+    try:
+        if file_format(path) == ".parquet":
+            import pyarrow.parquet as parquet
+
+            table = parquet.read_table(path, columns=columns)
+            nested = [name for name in columns if _is_nested(table.schema.field(name).type)]
+            if nested:
+                raise DataError(f"The column {nested[0]!r} of {str(path)!r} is nested. Store one value a cell.")
+            return RawTable(table.to_pandas(ignore_metadata=True), 0)
+        return _read_csv(path, columns)
+    except DataError:
+        raise
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"The table {str(path)!r} cannot be read: {error}.") from error
+
+
+# --------------------------------------------------------------------------------------------------- reading
+
+
+def _open_text(path: Path) -> io.TextIOBase:
+    opener = gzip.open if file_format(path) == ".csv.gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="")  # type: ignore[return-value]
+
+
+def _read_csv(path: Path, columns: list[str]) -> RawTable:
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    header = read_header(path)
+    malformed = 0
+
+    def skip(row: Any) -> str:
+        nonlocal malformed
+        malformed += 1
+        return "skip"
+
+    # every column as bytes with a dictionary: no type is guessed from the values, bad UTF-8 spoils its own cell only
+    cell = pa.dictionary(pa.int32(), pa.binary())
+    table = arrow_csv.read_csv(
+        pa.input_stream(str(path), compression="gzip" if file_format(path) == ".csv.gz" else None),
+        read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BLOCK, use_threads=False),
+        parse_options=arrow_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(header, cell), include_columns=columns, strings_can_be_null=False
+        ),
+    )
+    frame = pd.DataFrame({name: _decoded(table.column(name)) for name in columns})
+    return RawTable(frame.iloc[1:].reset_index(drop=True), malformed)  # without the header line
+
+
+def _is_nested(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(kind))
+
+
+def _decoded(column: Any) -> pd.Categorical:
+    merged = column.unify_dictionaries().combine_chunks()
+    merged = merged.chunk(0) if hasattr(merged, "num_chunks") else merged
+    words = np.array([raw.decode("utf-8", errors="replace") for raw in merged.dictionary.to_pylist()], dtype=object)
+    codes, uniques = pd.factorize(words)  # two broken cells may decode to one text
+    cells: np.ndarray = codes[merged.indices.to_numpy()]
+    return pd.Categorical.from_codes(cells, categories=pd.Index(uniques))
+
+
+def _needed(schema: Schema, split_column: str | None = None) -> list[str]:
+    names = [column.name for column in schema.features] + [schema.target]
+    return [*names, split_column] if split_column else names
+
+
+# ---------------------------------------------------------------------------------------------------- splits
+
+
+def _one_split(test_path: object, split_column: object, test_fraction: float | None) -> None:
+    given = {"test_path": test_path, "split_column": split_column, "test_fraction": test_fraction}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise invalid(named[1], given[named[1]], f"left out when {named[0]} is given", "Choose one way to hold out.")
+    if test_fraction is not None and not (
+        isinstance(test_fraction, int | float) and not isinstance(test_fraction, bool) and 0 < test_fraction < 1
+    ):
+        raise invalid("test_fraction", test_fraction, "a number between 0 and 1, both excluded")
+
+
+def _training_size(n_declared: int, test_fraction: float | None) -> int:
+    return n_declared if test_fraction is None else max(1, round(n_declared * (1 - test_fraction)))
+
+
+def _split_text(test_path: object, split_column: str | None, test_fraction: float | None) -> str:
+    if test_path is not None:
+        return "declared test file"
+    if split_column is not None:
+        return f"declared column {split_column!r}"
+    return "none" if test_fraction is None else f"independent coins, test_fraction {test_fraction:g}"
+
+
+def _split(
+    frame: pd.DataFrame, split_column: str | None, test_fraction: float | None, noise: CoinSource
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    if split_column is not None:
+        part = lookup(frame[split_column], ("train", "test"))
+        return frame[part == 0], frame[part == 1]
+    if test_fraction is not None:
+        # one coin per record: a permutation would move everybody when one record is added
+        held_out = np.asarray(noise.uniform(len(frame))) < test_fraction
+        return frame[~held_out], frame[held_out]
+    return frame, None

@@ -1,0 +1,72 @@
+"""Public rules shared by output and objective perturbation: what is checked and decided before a record is read."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from dpml import errors
+from dpml.accounting import ADD_REMOVE, RELATIONS, REPLACE_ONE
+
+AUTO: Literal["auto"] = "auto"
+Regularization = float | str
+
+RELATIVE_TOLERANCE = 1e-6
+LARGE_N = 1_000_000  # beyond it the rounding of a sum over the records asks for a larger tolerance
+
+
+def check_public(
+    *,
+    n_declared: int,
+    n_features: int,
+    epsilon: float | None,
+    delta: float,
+    neighboring_relation: str,
+    norm_bound: float | None,
+    solution_norm: float,
+) -> None:
+    """Refuse, by name, every public value for which no theorem of this package holds (``ConfigError``)."""
+    for name, whole in (("n_declared", n_declared), ("n_features", n_features)):
+        if isinstance(whole, bool) or whole != int(whole) or whole < 1:
+            raise errors.invalid(name, whole, "a whole number >= 1")
+    for name, number in (("epsilon", epsilon), ("norm_bound", norm_bound), ("solution_norm", solution_norm)):
+        if number is None or not (math.isfinite(number) and number > 0.0):
+            raise errors.invalid(name, number, "a finite number > 0")
+    if not 0.0 < delta < 1.0:
+        raise errors.invalid("delta", delta, "a number in (0, 1)", "These methods draw Gaussian noise: no pure DP.")
+    if neighboring_relation not in RELATIONS:
+        raise errors.invalid("neighboring_relation", neighboring_relation, f"one of {RELATIONS}")
+
+
+def changed_records(neighboring_relation: str) -> int:
+    """How many record contributions two neighbours differ in: 1 (add_remove), 2 (replace_one: one out, one in)."""
+    return {ADD_REMOVE: 1, REPLACE_ONE: 2}[neighboring_relation]
+
+
+def sum_form(regularization: Regularization, n_declared: int) -> float | None:
+    """``lambda_sum`` = Λ · n_declared of a given mean-form Λ; ``None`` for ``"auto"``.
+
+    The objective (1/n_declared) Σ ℓ + (Λ/2)‖θ‖² times the *public* n_declared is Σ ℓ + (Λ n_declared/2)‖θ‖².
+    """
+    if isinstance(regularization, str):
+        if regularization != AUTO:
+            raise errors.invalid("regularization", regularization, '"auto" or a finite number > 0 (mean form)')
+        return None
+    if not (math.isfinite(regularization) and regularization > 0.0):
+        raise errors.invalid(
+            "regularization", regularization, '"auto" or a finite number > 0', "The proofs need strong convexity."
+        )
+    return float(regularization) * n_declared
+
+
+def solver_tolerance(norm_bound: float, n_declared: int) -> float:
+    """τ, the verified bound on the gradient norm in sum form; public, in units of one record's gradient bound."""
+    return RELATIVE_TOLERANCE * norm_bound * max(1.0, n_declared / LARGE_N)
+
+
+def approximation_slack(tolerance: float, lambda_sum: float) -> float:
+    """2τ/λ: how much farther apart two approximate minimisers can be than the exact ones.
+
+    Strong convexity puts each within ‖∇J‖/λ ≤ τ/λ of its exact minimiser, and there are two of them, hence the 2.
+    """
+    return 2.0 * tolerance / lambda_sum

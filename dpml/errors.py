@@ -1,0 +1,58 @@
+"""Every error that dpml raises on purpose.
+
+All derive from :class:`DpmlError`; those that reject an argument are ``ValueError`` too, so that callers who know
+nothing of dpml can catch them.  A message names the argument, its value, what is allowed and the way out.
+Messages may hold private values (a cell of the table, say): a run writes them to ``private/`` only.
+"""
+
+from __future__ import annotations
+
+
+class DpmlError(Exception):
+    """Base of all errors that dpml raises on purpose."""
+
+
+class ConfigError(DpmlError, ValueError):
+    """An argument or configuration value that is not allowed (public knowledge only)."""
+
+
+class SchemaError(DpmlError, ValueError):
+    """A schema that is missing, incomplete or contradicts itself."""
+
+
+class DataError(DpmlError, ValueError):
+    """A table, array or folder that cannot be read as declared."""
+
+
+class AccountingError(DpmlError, ValueError):
+    """A privacy calculation that has no sound answer for the given values."""
+
+
+class UnsupportedEventError(AccountingError):
+    """An accountant that cannot bound this event; the message names both."""
+
+
+class LedgerError(DpmlError):
+    """The ledger cannot be written, read or trusted."""
+
+
+class BudgetExceededError(DpmlError):
+    """The run would pass the cap of the data set ledger; nothing was used."""
+
+
+class RunFolderError(DpmlError):
+    """The run folder cannot be used (not empty, not writable, holds a run)."""
+
+
+class SolverError(DpmlError):
+    """A solver did not reach the accuracy that the privacy proof needs; nothing was released."""
+
+
+class ModelError(DpmlError, ValueError):
+    """A model that cannot be trained privately (a layer mixes examples, say)."""
+
+
+def invalid(argument: str, value: object, allowed: str, way_out: str = "") -> ConfigError:
+    """A :class:`ConfigError` in the one form that all argument checks use."""
+    text = f"{argument} = {value!r} is not allowed: it must be {allowed}."
+    return ConfigError(f"{text} {way_out}".rstrip())

@@ -1,0 +1,50 @@
+"""``python -m dpml.predict RUN/release new.csv -o scores.csv``: score a new table with a released model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from dpml.data import read_table
+from dpml.errors import DataError, DpmlError
+from dpml.release import load
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0, or 1 with a message."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dpml.predict",
+        description="Score a new table with a released model. Post-processing: it costs no privacy budget.",
+        epilog="example: python -m dpml.predict outputs/2030-01-31/12-00-00/release new.csv -o scores.csv",
+    )
+    parser.add_argument("release", help="a run folder or its release/")
+    parser.add_argument("table", help="CSV, CSV.gz or Parquet with the schema's columns (the target may be missing)")
+    parser.add_argument("-o", "--output", help="CSV file for the scores; default: standard output")
+    arguments = parser.parse_args(argv)
+    try:
+        model = load(arguments.release)
+        if model.schema is None:
+            raise DataError("this model was trained on arrays, not on a table: use dpml.load(...).predict(array).")
+        columns = [name for name, column in model.schema["columns"].items() if column["kind"] != "ignore"]
+        table = read_table(Path(arguments.table), columns)
+        probabilities = model.predict_proba(table)
+    except DpmlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    scores = pd.DataFrame({f"probability {label}": probabilities[:, k] for k, label in enumerate(model.classes)})
+    scores.insert(0, "prediction", [model.classes[k] for k in probabilities.argmax(axis=1)])
+    try:
+        scores.to_csv(arguments.output or sys.stdout, index_label="row")
+    except OSError as error:
+        print(f"error: cannot write {arguments.output!r}: {error.strerror}", file=sys.stderr)
+        return 1
+    if arguments.output:
+        print(f"{len(scores)} rows scored → {arguments.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

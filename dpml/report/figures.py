@@ -1,0 +1,274 @@
+"""The plots, drawn with matplotlib's object interface on Agg and SVG canvases (pyplot's global state is not touched).
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; every series has its own marker and line style
+too.  The same data give the same bytes: no dates, no random identifiers.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from dpml.report.formats import general
+
+LOG_SPREAD = 8.0  # largest ÷ smallest value from which an ε axis becomes logarithmic
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours of one theme; the series colours have a contrast of 3:1 or more with the background."""
+
+    background: str
+    text: str
+    grid: str
+    series: tuple[str, ...]
+
+
+LIGHT = Palette("#ffffff", "#1d2430", "#d4d9e1", ("#0072B2", "#B94700", "#007A5A", "#9A4A7C", "#7A6000", "#3A3A3A"))
+DARK = Palette("#161b22", "#e4e8ee", "#39424e", ("#56B4E9", "#F0A33A", "#2FC79B", "#E59AC8", "#F0E442", "#D0D0D0"))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)), "-", "--")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot: a name and its points, several y values at one x where a setting was repeated."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot in both themes and two widths, as data URIs, with its text for people who cannot see it."""
+
+    alt: str
+    caption: str
+    light: str
+    dark: str
+    light_narrow: str
+    dark_narrow: str
+
+
+Draw = Callable[[Axes, Palette], None]
+WIDE, NARROW = 7.6, 3.9  # widths in inches
+TALL, TALL_NARROW = 4.2, 3.9  # heights that suit a plot with lines
+
+
+def picture(draw: Draw, *, alt: str, caption: str, height: float | None = None) -> Picture:
+    """Renders ``draw`` four times: light and dark, wide and narrow (``height`` in inches)."""
+    wide, narrow = (WIDE, height or TALL), (NARROW, height or TALL_NARROW)
+    return Picture(
+        alt=alt,
+        caption=caption,
+        light=_svg(draw, LIGHT, wide),
+        dark=_svg(draw, DARK, wide),
+        light_narrow=_svg(draw, LIGHT, narrow),
+        dark_narrow=_svg(draw, DARK, narrow),
+    )
+
+
+def png(draw: Draw, *, height: float | None = None) -> bytes:
+    """The light, wide rendering as a PNG file's bytes."""
+    with _defaults():
+        figure = _figure(draw, LIGHT, (WIDE, height or TALL))
+        figure.set_dpi(160)
+        out = io.BytesIO()
+        FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})
+    return out.getvalue()
+
+
+def epsilon_over_steps(series: Sequence[Series], delta: float) -> Draw:
+    """ε(δ) after each step, one line per accountant; the ε axis is logarithmic when the spread is large."""
+    values = [y for one in series for _, y in one.points if 0 < y < math.inf]
+    wide = bool(values) and max(values) / min(values) > LOG_SPREAD
+
+    def draw(ax: Axes, palette: Palette) -> None:
+        for place, one in enumerate(series):
+            shown = [(x, y) for x, y in one.points if math.isfinite(y) and (y > 0 or not wide)]
+            if shown:
+                xs, ys = zip(*shown, strict=True)
+                every = max(1, len(xs) // 8)
+                ax.plot(xs, ys, label=one.name, markevery=every, **_style(place, palette))
+        ax.set_xlabel("steps")
+        ax.set_ylabel(f"ε at δ = {general(delta, 3)}")
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        if wide:
+            _log_axis(ax, "y")
+        else:
+            ax.set_ylim(bottom=0)
+        _legend(ax, palette)
+
+    return draw
+
+
+def epsilon_by_accountant(values: Sequence[tuple[str, float]], delta: float) -> Draw:
+    """ε(δ) of a method with one release or two: one bar per accountant instead of a line over steps."""
+    finite = [(name, value) for name, value in values if math.isfinite(value)]
+
+    def draw(ax: Axes, palette: Palette) -> None:
+        for place, (_name, value) in enumerate(finite):
+            ax.barh(place, value, height=0.55, color=palette.series[place % len(palette.series)])
+            ax.annotate(
+                general(value, 4),
+                (value, place),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                color=palette.text,
+            )
+        ax.set_yticks(range(len(finite)), [name for name, _ in finite])
+        ax.set_ylim(len(finite) - 0.4, -0.6)
+        ax.set_xlim(0, 1.18 * max((value for _, value in finite), default=1.0) or 1.0)
+        ax.set_xlabel(f"ε at δ = {general(delta, 3)}")
+        ax.grid(False, axis="y")
+        if not finite:
+            _message(ax, palette, "no accountant gives a finite ε")
+
+    return draw
+
+
+def metric_over_epsilon(
+    series: Sequence[Series], baselines: Sequence[tuple[str, float]], *, metric: str, percent: bool
+) -> Draw:
+    """A metric against ε on a logarithmic axis: every run a point, the mean a line, a band from least to most."""
+    scale = 100.0 if percent else 1.0
+
+    def draw(ax: Axes, palette: Palette) -> None:
+        seen: set[float] = set()
+        for place, one in enumerate(series):
+            groups = group_by_x(one.points)
+            xs = list(groups)
+            seen.update(xs)
+            colour = palette.series[place % len(palette.series)]
+            means = [scale * sum(ys) / len(ys) for ys in groups.values()]
+            if any(len(ys) > 1 for ys in groups.values()):
+                low = [scale * min(ys) for ys in groups.values()]
+                high = [scale * max(ys) for ys in groups.values()]
+                ax.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+                points = [(x, scale * y) for x, ys in groups.items() for y in ys]
+                ax.scatter(
+                    [x for x, _ in points],
+                    [y for _, y in points],
+                    s=14,
+                    color=colour,
+                    alpha=0.65,
+                    marker=MARKERS[place % len(MARKERS)],
+                    linewidths=0,
+                )
+            ax.plot(xs, means, label=one.name, **_style(place, palette))
+        for place, (name, value) in enumerate(baselines):
+            ax.axhline(scale * value, color=palette.text, linewidth=1.4, linestyle=DASHES[2 - place % 2], label=name)
+        if seen:
+            ax.set_xlabel("ε (logarithmic)")
+            ax.set_ylabel(f"{metric} (%)" if percent else metric)
+            _epsilon_axis(ax, sorted(seen))
+            _legend(ax, palette)
+        else:
+            _message(ax, palette, "no public metric to show")
+
+    return draw
+
+
+def group_by_x(points: Sequence[tuple[float, float]]) -> dict[float, list[float]]:
+    """The y values at each x, in increasing order of x; x values equal to six digits are one setting."""
+    groups: dict[float, list[float]] = {}
+    for x, y in sorted(points):
+        groups.setdefault(float(f"{x:.6g}"), []).append(y)
+    return groups
+
+
+def _epsilon_axis(ax: Axes, values: list[float]) -> None:
+    _log_axis(ax, "x")
+    low, high = values[0], values[-1]
+    margin = (high / low) ** 0.05 if high > low else 2.0
+    ax.set_xlim(low / margin, high * margin)
+    spacing = math.log(high / low) / 12 if high > low else 0.0
+    ticks: list[float] = []
+    for value in values:
+        if not ticks or math.log(value / ticks[-1]) >= spacing:
+            ticks.append(value)
+    if len(ticks) <= 9:
+        ax.xaxis.set_major_locator(FixedLocator(ticks))
+        ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _log_axis(ax: Axes, which: str) -> None:
+    """A logarithmic axis with plain numbers, and enough of them when it spans little more than one decade."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+    low, high = ax.get_xlim() if which == "x" else ax.get_ylim()
+    subs = (1.0, 2.0, 5.0) if high / low < 300 else (1.0,)
+    axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _place: general(value, 3)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _style(place: int, palette: Palette) -> dict[str, Any]:
+    return {
+        "color": palette.series[place % len(palette.series)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "linewidth": 1.8,
+        "markersize": 5.5,
+    }
+
+
+def _legend(ax: Axes, palette: Palette) -> None:
+    handles, _names = ax.get_legend_handles_labels()
+    if handles:
+        columns = 1 if ax.get_window_extent().width < 400 else min(3, len(handles))
+        ax.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.01), ncols=columns, frameon=False, labelcolor=palette.text,
+            borderaxespad=0, handlelength=2.6,
+        )  # fmt: skip
+
+
+def _message(ax: Axes, palette: Palette, text: str) -> None:
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes, color=palette.text, fontsize=12)
+
+
+def _figure(draw: Draw, palette: Palette, size: tuple[float, float]) -> Figure:
+    figure = Figure(figsize=size, facecolor=palette.background, layout="constrained")
+    ax = figure.add_subplot(facecolor=palette.background)
+    ax.grid(True, color=palette.grid, linewidth=0.8)
+    ax.set_axisbelow(True)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(palette.text)
+    draw(ax, palette)
+    ax.tick_params(which="both", colors=palette.text)
+    ax.xaxis.label.set_color(palette.text)
+    ax.yaxis.label.set_color(palette.text)
+    return figure
+
+
+def _svg(draw: Draw, palette: Palette, size: tuple[float, float]) -> str:
+    with _defaults():
+        figure = _figure(draw, palette, size)
+        out = io.BytesIO()
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode("ascii")
+
+
+@contextmanager
+def _defaults() -> Iterator[None]:
+    """matplotlib's own defaults inside the block, whatever the user's settings are; theirs come back afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"svg.hashsalt": "dpml", "font.family": "DejaVu Sans", "font.size": 11})
+        yield

@@ -1,0 +1,123 @@
+"""Numbers and words as the reports print them; privacy numbers are rounded to the safe side (upwards)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+from typing import Any
+
+RELATIONS = {
+    "add_remove": "add or remove one record",
+    "replace_one": "replace one record by another",
+}
+METHODS = {
+    "dp_sgd": "DP-SGD",
+    "output": "output perturbation",
+    "objective": "objective perturbation",
+    "nonprivate": "no privacy",
+}
+
+
+def as_number(value: Any) -> float | None:
+    """The float behind a JSON number or ``"inf"``; ``None`` for anything that is not a number (booleans too)."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(number) else number
+
+
+def upper(value: Any, digits: int = 4) -> str:
+    """An upper bound with ``digits`` significant digits, rounded up, so that the text is a bound as well.
+
+    What differs from a short number only by floating-point noise (relative 1e-12) prints as that number.
+    """
+    number = as_number(value)
+    if number is None:
+        return "–"
+    if math.isinf(number):
+        return "∞" if number > 0 else "−∞"
+    if number == 0:
+        return "0"
+    settled = Context(prec=12, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number))
+    return _plain(Context(prec=digits, rounding=ROUND_CEILING).plus(settled))
+
+
+def general(value: Any, digits: int = 6) -> str:
+    """Any number, shortest form with ``digits`` significant digits, rounded to nearest."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return grouped(value)
+    number = as_number(value)
+    if number is None:
+        return "–"
+    if math.isinf(number):
+        return "∞" if number > 0 else "−∞"
+    if number.is_integer() and abs(number) < 1e15:
+        return grouped(int(number))
+    return _plain(Context(prec=digits, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number)))
+
+
+def grouped(value: int) -> str:
+    """A whole number with thin spaces between groups of three digits, from 10 000 on."""
+    return f"{value:,}".replace(",", "\u202f") if abs(value) >= 10_000 else str(value)
+
+
+def percent_upper(share: Any, digits: int = 1) -> str:
+    """A share in [0, 1] as a percentage with ``digits`` decimals, rounded up (an upper bound stays one)."""
+    number = as_number(share)
+    if number is None:
+        return "–"
+    settled = Context(prec=12, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number) * 100)
+    return f"{settled.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING)}\u00a0%"
+
+
+def percent(share: Any, digits: int = 2) -> str:
+    """A share in [0, 1] as a percentage with ``digits`` decimals, rounded to nearest."""
+    number = as_number(share)
+    return "–" if number is None else f"{100 * number:.{digits}f}\u00a0%"
+
+
+def relation(name: Any) -> str:
+    """The neighbouring relation in words, ``add or remove one record (add_remove)``."""
+    words = RELATIONS.get(str(name))
+    return f"{words} ({name})" if words else str(name)
+
+
+def relation_words(name: Any) -> str:
+    """The neighbouring relation in words alone."""
+    return RELATIONS.get(str(name), str(name))
+
+
+def method(name: Any) -> str:
+    """The training method in words."""
+    return METHODS.get(str(name), str(name))
+
+
+def words(value: Any) -> str:
+    """A JSON value as a cell of a table: numbers short, lists joined, mappings as ``key: value`` pairs."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return "∞" if value == "inf" else value
+    if isinstance(value, Mapping):
+        return "; ".join(f"{k}: {words(v)}" for k, v in value.items()) or "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(words(v) for v in value) or "–"
+    return general(value)
+
+
+def _plain(value: Decimal) -> str:
+    """A decimal without padding zeros; powers of ten only outside 1e-3 .. 1e6."""
+    value = value.normalize()
+    exponent = value.adjusted()
+    if value == 0:
+        return "0"
+    if -4 < exponent < 6:
+        return f"{value:f}"
+    mantissa = f"{value.scaleb(-exponent).normalize():f}"
+    return f"{mantissa}e{exponent}"

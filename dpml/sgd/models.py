@@ -1,0 +1,125 @@
+"""The built-in networks, per-example losses, and the check that a network can be trained privately at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from dpml import errors
+from dpml.errors import ModelError
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LossFunction = Callable[[nn.Module, Any], torch.Tensor]
+NAMES = ("logreg", "softmax", "mlp")
+
+
+def build_model(
+    name: str, n_features: int, n_classes: int, hidden: Sequence[int] = (64,), seed: int = 0
+) -> nn.Module:
+    """A fresh network on rows ``(n, n_features)``; the global torch generator is left as it was.
+
+    ``"logreg"`` is one ``Linear(n_features, 1)`` (a single logit, for two classes), ``"softmax"`` one
+    ``Linear(n_features, n_classes)``; both without bias (the encoded row holds a constant column, so that the
+    intercept is clipped and noised like every other weight) and starting at 0.  ``"mlp"`` has tanh layers of the widths
+    ``hidden``, drawn from the public ``seed``, and one logit for two classes.  Bounded activations keep per-example
+    gradients comparable, which clipping likes (Papernot et al. 2021, "Tempered sigmoid activations", section 3).
+
+    Raises:
+        ConfigError: an unknown name, no features, fewer than two classes, logreg with more than two.
+    """
+    if name not in NAMES:
+        raise errors.invalid("model", name, f"one of {', '.join(NAMES)}, or a torch.nn.Module")
+    if n_features < 1:
+        raise errors.invalid("n_features", n_features, "a whole number >= 1")
+    if n_classes < 2:
+        raise errors.invalid("n_classes", n_classes, "a whole number >= 2")
+    if name == "logreg" and n_classes != 2:
+        raise errors.invalid("n_classes", n_classes, "2 for model='logreg'", "Use model='softmax' or 'mlp'.")
+    outputs = 1 if n_classes == 2 else n_classes
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        if name == "mlp":
+            return _mlp(n_features, tuple(hidden), outputs)
+        linear = nn.Linear(n_features, 1 if name == "logreg" else n_classes, bias=False)
+    nn.init.zeros_(linear.weight)
+    return linear
+
+
+def _mlp(n_features: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
+    if not hidden or any(width < 1 for width in hidden):
+        raise errors.invalid("hidden", hidden, "a non-empty sequence of widths >= 1", "Without hidden layers use 'softmax'.")
+    layers: list[nn.Module] = []
+    width = n_features
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.Tanh()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def per_example_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Losses ``(B,)``: logistic for one logit per row, cross entropy for ``(B, K)`` or ``(B, K, …)`` (mean over …)."""
+    if logits.ndim == 1 or (logits.ndim == 2 and logits.shape[1] == 1):
+        scores = logits.reshape(-1)
+        return F.binary_cross_entropy_with_logits(scores, targets.to(scores.dtype), reduction="none")
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class ModelLoss:
+    """``loss_fn(model, (X, y)) -> (B,)`` made of a per-example ``loss(logits, targets) -> (B,)``."""
+
+    loss: Loss = per_example_loss
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        X, y = batch
+        return self.loss(model(X), y)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a network for which "the gradient of one record" makes no sense or nothing would be trained.
+
+    Raises:
+        ModelError: naming the layer and what to put in its place.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model = {type(model).__name__} is not a torch.nn.Module.")
+    for name, module in model.named_modules():
+        where = f"the layer {name!r} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        if isinstance(module, _BatchNorm):
+            raise ModelError(
+                f"{where} mixes the records of a batch, so that no record's gradient can be bounded alone. "
+                f"Replace it with {_replacement(module)} and train again."
+            )
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            raise ModelError(
+                f"{where} keeps running averages of the records, which would be released without noise. "
+                "Set track_running_stats=False, or use GroupNorm."
+            )
+        if any(base.__name__ == "AbstractGradSampleModule" for base in type(module).__mro__):
+            raise ModelError(f"{where} is wrapped by Opacus already. Pass the plain module; dpml adds no hooks to it.")
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise ModelError(f"{where} averages over devices. Pass the module inside it.")
+    parameters = list(model.named_parameters())
+    for name, parameter in parameters:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ModelError(f"the parameter {name!r} has no shape yet (a lazy layer). Run the model once on a dummy batch.")
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise ModelError(f"the parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained.")
+    if not any(parameter.requires_grad for _, parameter in parameters):
+        raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
+
+
+def _replacement(module: nn.Module) -> str:
+    channels = int(getattr(module, "num_features", 0))
+    groups = next((g for g in (32, 16, 8, 4, 2) if channels and channels % g == 0), 1)
+    if isinstance(module, nn.BatchNorm1d):
+        return f"LayerNorm({channels}) or GroupNorm({groups}, {channels})" if channels else "LayerNorm or GroupNorm"
+    return f"GroupNorm({groups}, {channels})" if channels else "GroupNorm"

@@ -1,0 +1,883 @@
+"""``PrivateTrainer``: plan → fit → ``RunResult``, one budget and one ledger for every way to train.
+
+The order of a run is the proof: everything that could be chosen is fixed in the plan from public knowledge, the plan
+is the ledger's first line, each event is on disk before it is used, and the reported ε is recomputed from what the
+ledger says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpml import accounting, erm
+from dpml.accounting import DatasetLedger, Event, Ledger, NonPrivate, Trajectory
+from dpml.accounting.sample_size import guidance as sample_size_guidance
+from dpml.data import PrivateData, PublicInfo, Records
+from dpml.errors import ConfigError, LedgerError, RunFolderError, invalid
+from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
+from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores, describe
+from dpml.results import RESULT_FORMAT, Guarantee, dumps, to_jsonable
+from dpml.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+MODELS = ("logreg", "softmax", "mlp")
+METHODS = ("dp_sgd", "output", "objective", "auto", "nonprivate")
+RELATIONS = ("add_remove", "replace_one")
+ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp")
+DEVICES = ("auto", "cpu", "cuda")
+TRAJECTORY_POINTS = 20
+
+Progress = Callable[[int, int, float], None]
+"""Called after each step with (step, steps, ε so far); all three are public."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that is fixed before a record is read.
+
+    Attributes:
+        method, model: what trains what; ``method`` is never ``"auto"`` here.
+        guarantee: the promise.  What is reported after the run is at most this.
+        event: the whole run as an event.
+        parameters: the method's own frozen plan (noise, steps, rates, regularisation, …).
+        steps: noisy releases.
+        noise_multiplier: noise standard deviation ÷ L2 sensitivity of the main release.
+        trajectory: ε(δ) after each of some steps, for RDP, zCDP and the best accountant.
+        guidance: the sample-size verdict.
+        data: the declared facts about the data that the plan rests on.
+        reason: why this method, in one line.
+    """
+
+    method: str
+    model: str
+    guarantee: Guarantee
+    event: Event
+    parameters: Any
+    steps: int
+    noise_multiplier: float
+    trajectory: Trajectory
+    guidance: Mapping[str, Any]
+    data: Mapping[str, Any]
+    reason: str
+    device: str
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the ledger's first line."""
+        parameters = {
+            key: value.to_json() if hasattr(value, "to_json") else to_jsonable(value)
+            for key, value in vars(self.parameters).items()
+        }
+        return {
+            "dpml_version": __version__,
+            "method": self.method,
+            "model": self.model,
+            "reason": self.reason,
+            "guarantee": to_jsonable(self.guarantee),
+            "event": self.event.to_json(),
+            "steps": self.steps,
+            "noise_multiplier": to_jsonable(self.noise_multiplier),
+            "parameters": parameters,
+            "data": to_jsonable(self.data),
+            "device": self.device,
+            "seed": self.seed,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What a person wants to see before the run starts, as (name, value) pairs."""
+        shown = {
+            "sample_rate": "sample rate q",
+            "expected_batch_size": "expected batch size",
+            "max_grad_norm": "clipping norm",
+            "learning_rate": "learning rate",
+            "regularization": "regularization Λ (mean form)",
+            "noise_std": "noise standard deviation",
+            "solution_norm": "solution norm R",
+        }
+        rows = [
+            ("method", f"{self.method} ({self.reason})"),
+            ("model", f"{self.model}, {self.data['n_features']} features, {len(self.data['classes'])} classes"),
+            ("n declared", f"{self.data['n_declared']:,}"),
+            ("promise", str(self.guarantee)),
+            ("noise multiplier", f"{self.noise_multiplier:.6g}"),
+            ("steps", str(self.steps)),
+        ]
+        for key, label in shown.items():
+            value = getattr(self.parameters, key, None)
+            if value is not None:
+                rows.append((label, f"{value:.6g}" if isinstance(value, float) else str(value)))
+        rows.append(("device", self.device))
+        return rows
+
+    def __str__(self) -> str:
+        return describe(self.rows()) + "\n" + str(self.guidance["text"])
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves.
+
+    Attributes:
+        guarantee: recomputed from the ledger; at most the plan's promise.
+        metrics: test metrics, empty unless the test set is declared public.
+        nonprivate: the same for a model without privacy, only for public data.
+        model: the released model.
+        ledger: head hash and number of lines.
+        run_dir: where the files are, ``None`` for a run in memory.
+        private: what tells about records (drawn batch sizes, counts, private metrics): for the custodian only.
+    """
+
+    guarantee: Guarantee
+    trajectory: Trajectory
+    ledger: Mapping[str, Any]
+    metrics: Mapping[str, float | str]
+    nonprivate: Mapping[str, float] | None
+    plan: Plan
+    model: PrivateModel
+    accountant_used: str
+    run_dir: Path | None
+    private: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of ``result.json``: public or charged values only (``private`` is left out)."""
+        return {
+            "format": RESULT_FORMAT,
+            "dpml_version": __version__,
+            "epsilon": to_jsonable(self.guarantee.epsilon),
+            "delta": self.guarantee.delta,
+            "neighboring_relation": self.guarantee.neighboring_relation,
+            "unit": self.guarantee.unit,
+            "accountant": self.guarantee.accountant,
+            "accountant_used": self.accountant_used,
+            "epsilon_source": "recomputed",
+            "assumptions": list(self.guarantee.assumptions),
+            "method": self.plan.method,
+            "model": self.plan.model,
+            "steps": self.plan.steps,
+            "noise_multiplier": to_jsonable(self.plan.noise_multiplier),
+            "metrics": dict(self.metrics),
+            "nonprivate": None if self.nonprivate is None else dict(self.nonprivate),
+            "trajectory": to_jsonable(self.trajectory),
+            "guidance": to_jsonable(self.plan.guidance),
+            "plan": self.plan.to_dict(),
+            "ledger": dict(self.ledger),
+            "data": to_jsonable(self.plan.data),
+        }
+
+
+class PrivateTrainer:
+    """Train a model under one (ε, δ).
+
+    Args:
+        model: ``"logreg"``, ``"softmax"``, ``"mlp"`` or any ``torch.nn.Module`` that maps rows ``(B, d)`` to logits
+            (``(B,)`` or ``(B, 1)`` for two classes, ``(B, K)`` otherwise).
+        method: ``"dp_sgd"``, ``"output"``, ``"objective"``, ``"auto"`` (objective for ``logreg``, else ``dp_sgd``) or
+            ``"nonprivate"`` (public data only).
+        epsilon, delta: the budget.  Default ε is 1, default δ is min(1e-5, 0.1/n_declared).
+        neighboring_relation: ``"add_remove"`` or ``"replace_one"``.
+        accountant: ``"best"``, ``"exact"``, ``"pld"``, ``"rdp"`` or ``"zcdp"``.
+        noise_multiplier: fixes the noise of ``dp_sgd`` instead of ε; excludes ``epsilon``.
+        max_grad_norm: per-example L2 clipping norm C.
+        expected_batch_size, steps, epochs: the shape of ``dp_sgd``; ``steps`` excludes ``epochs``.
+        learning_rate, momentum: of ``dp_sgd``; ``"auto"`` follows from public numbers.
+        solution_norm: public guess R of the norm of a good solution.
+        regularization: Λ of the average loss (mean form) for ``output`` and ``objective``; ``"auto"`` needs no tuning.
+        hidden: widths of the hidden layers of ``"mlp"``.
+        loss: per-example loss ``loss(logits, targets) -> (B,)`` for your own module; default cross entropy.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        seed: initialisation and other public choices.  Noise and sampling never depend on it.
+        run_dir: folder for the run's files; ``None`` keeps everything in memory.
+        noise_source: tests only; a source that is not secret is named in the guarantee's assumptions.
+        excess_risk, enforce_guidance: α of the sample-size rule; ``True`` refuses to train below it.
+        dataset_ledger, dataset_epsilon, dataset_delta: file and cap that add up all runs on one data set.
+        compare_nonprivate: on public data, also fit the linear model without privacy.
+
+    Raises:
+        ConfigError: an argument that is not allowed; nothing has been read.
+    """
+
+    def __init__(
+        self,
+        model: str | torch.nn.Module = "logreg",
+        method: str = "auto",
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        neighboring_relation: str = "add_remove",
+        accountant: str = "best",
+        noise_multiplier: float | None = None,
+        max_grad_norm: float = 1.0,
+        expected_batch_size: int | None = None,
+        steps: int | None = None,
+        epochs: float | None = None,
+        learning_rate: float | str = "auto",
+        momentum: float = 0.9,
+        solution_norm: float = 15.0,
+        regularization: float | str = "auto",
+        hidden: Sequence[int] = (64,),
+        loss: Callable[..., torch.Tensor] | None = None,
+        micro_batch_size: int | None = None,
+        checkpoint_every: int | None = None,
+        device: str = "auto",
+        seed: int = 0,
+        run_dir: str | os.PathLike[str] | None = None,
+        noise_source: NoiseSource | None = None,
+        excess_risk: float = 0.05,
+        enforce_guidance: bool = False,
+        dataset_ledger: str | os.PathLike[str] | None = None,
+        dataset_epsilon: float | None = None,
+        dataset_delta: float | None = None,
+        compare_nonprivate: bool = True,
+    ) -> None:
+        self.model = model
+        self.method = method
+        self.epsilon = epsilon
+        self.delta = delta
+        self.neighboring_relation = neighboring_relation
+        self.accountant = accountant
+        self.noise_multiplier = noise_multiplier
+        self.max_grad_norm = max_grad_norm
+        self.expected_batch_size = expected_batch_size
+        self.steps = steps
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.solution_norm = solution_norm
+        self.regularization = regularization
+        self.hidden = tuple(hidden)
+        self.loss = loss
+        self.micro_batch_size = micro_batch_size
+        self.checkpoint_every = checkpoint_every
+        self.device = device
+        self.seed = seed
+        self.run_dir = run_dir
+        self.noise_source = noise_source
+        self.excess_risk = excess_risk
+        self.enforce_guidance = enforce_guidance
+        self.dataset_ledger = dataset_ledger
+        self.dataset_epsilon = dataset_epsilon
+        self.dataset_delta = dataset_delta
+        self.compare_nonprivate = compare_nonprivate
+        self._check_arguments()
+
+    # -- checks that need no data ---------------------------------------------------------------------------------
+    def _check_arguments(self) -> None:
+        if isinstance(self.model, str):
+            _one_of("model", self.model, MODELS, " or a torch.nn.Module")
+        _one_of("method", self.method, METHODS)
+        _one_of("neighboring_relation", self.neighboring_relation, RELATIONS)
+        _one_of("accountant", self.accountant, ACCOUNTANTS)
+        _one_of("device", self.device, DEVICES)
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ConfigError(
+                f"epsilon = {self.epsilon!r} and noise_multiplier = {self.noise_multiplier!r} exclude each other: "
+                "give the budget and the noise follows, or give the noise and the budget follows."
+            )
+        if self.epsilon is not None and not _is_positive(self.epsilon):
+            raise invalid("epsilon", self.epsilon, "a finite number > 0", "For a run without privacy use method='nonprivate'.")
+        if self.delta is not None and not (_is_number(self.delta) and 0 < self.delta < 1):
+            raise invalid("delta", self.delta, "> 0 and < 1/n_declared", "Leave it out for min(1e-5, 0.1/n_declared).")
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(f"steps = {self.steps!r} and epochs = {self.epochs!r} exclude each other: give one.")
+        for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta"):
+            value = getattr(self, name)
+            if value is not None and not _is_positive(value):
+                raise invalid(name, value, "a finite number > 0")
+        for name in ("max_grad_norm", "solution_norm", "excess_risk"):
+            if not _is_positive(getattr(self, name)):
+                raise invalid(name, getattr(self, name), "a finite number > 0")
+        for name in ("steps", "expected_batch_size", "micro_batch_size", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise invalid(name, value, "an integer ≥ 1")
+        for name in ("learning_rate", "regularization"):
+            value = getattr(self, name)
+            if value != "auto" and not _is_positive(value):
+                raise invalid(name, value, '"auto" or a finite number > 0')
+        if not (_is_number(self.momentum) and 0 <= self.momentum < 1):
+            raise invalid("momentum", self.momentum, "a number in [0, 1)")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise invalid("seed", self.seed, "an integer ≥ 0")
+        if not self.hidden or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in self.hidden):
+            raise invalid("hidden", self.hidden, "one or more integers ≥ 1")
+        caps = (self.dataset_epsilon, self.dataset_delta)
+        if self.dataset_ledger is not None and None in caps:
+            raise ConfigError(
+                f"dataset_ledger = {str(self.dataset_ledger)!r} needs a cap: set dataset_epsilon and dataset_delta, the "
+                "most that all runs on this data set may spend together."
+            )
+        if self.dataset_ledger is None and caps != (None, None):
+            raise ConfigError("dataset_epsilon and dataset_delta are the cap of a dataset_ledger: name its file.")
+        method = self._method()
+        if method in ("output", "objective", "nonprivate") and self.noise_multiplier is not None:
+            raise invalid("noise_multiplier", self.noise_multiplier, f"left out with method={method!r}", "Give epsilon instead.")
+        if method in ("output", "objective") and self.model != "logreg":
+            name = self.model if isinstance(self.model, str) else type(self.model).__name__
+            raise ConfigError(
+                f"method = {method!r} with model = {name!r} is refused: its proof needs a convex loss with a rank-one "
+                "Hessian per record (logreg). Use method='dp_sgd'."
+            )
+        if not isinstance(self.model, str):
+            from dpml.sgd import check_model
+
+            check_model(self.model)
+        self._resolve_device()
+
+    def _method(self) -> str:
+        if self.method != "auto":
+            return self.method
+        return "objective" if self.model == "logreg" and self.noise_multiplier is None else "dp_sgd"
+
+    def _resolve_device(self) -> str:
+        if self.device == "cpu" or self._method() in ("output", "objective"):
+            return "cpu"
+        import torch
+
+        available = torch.cuda.is_available()
+        if self.device == "cuda" and not available:
+            raise invalid("device", "cuda", "a device that PyTorch sees, and it sees no CUDA device", "Use device='auto' or 'cpu'.")
+        return "cuda" if available else "cpu"
+
+    # -- plan -----------------------------------------------------------------------------------------------------
+    def plan(self, data: PrivateData) -> Plan:
+        """Everything that the run will do, from public knowledge only; no record is read.
+
+        Raises:
+            ConfigError: the arguments do not fit the declared data.
+            AccountingError: the accountant cannot bound this method's event.
+        """
+        return self._plan_for(data.public)
+
+    def _plan_for(self, public: PublicInfo) -> Plan:
+        method = self._method()
+        n = public.n_declared
+        delta = self._check_delta(public, method)
+        self._check_data(public, method)
+        reason = "asked for"
+        if self.method == "auto":
+            reason = (
+                "auto: objective perturbation is the most accurate for a linear model"
+                if method == "objective"
+                else "auto: the method that covers this model"
+            )
+        device = self._resolve_device()
+        epsilon = self.epsilon if self.epsilon is not None else (None if self.noise_multiplier is not None else 1.0)
+        parameters: Any
+        if method == "nonprivate":
+            parameters, event, epsilon, delta = _NonPrivatePlan(), NonPrivate(), math.inf, 0.0
+            steps, noise_multiplier = 0, 0.0
+            trajectory = Trajectory(0.0, (), None, None, None, {})
+        else:
+            parameters = self._parameters(public, method, epsilon, delta)
+            event, noise_multiplier = parameters.event, parameters.noise_multiplier
+            steps = getattr(parameters, "steps", 1)
+            if epsilon is None:
+                epsilon = self._epsilon(event, delta)
+            trajectory = self._trajectory(method, parameters, delta)
+        guarantee = Guarantee(
+            epsilon=epsilon,
+            delta=delta,
+            neighboring_relation=self.neighboring_relation,
+            accountant=self.accountant,
+            assumptions=self._assumptions(public, method),
+        )
+        guide = sample_size_guidance(
+            n_declared=n,
+            n_features=public.n_features,
+            epsilon=1.0 if math.isinf(epsilon) else epsilon,
+            delta=delta or min(1e-5, 0.1 / n),
+            excess_risk=self.excess_risk,
+            neighboring_relation=self.neighboring_relation,
+            norm_bound=public.norm_bound or 1.0,
+        )
+        if self.enforce_guidance and not guide["enough"] and method != "nonprivate":
+            raise ConfigError(f"guidance.enforce: the sample is too small, so nothing was trained.\n{guide['text']}")
+        return Plan(
+            method=method,
+            model=self._model_name(),
+            guarantee=guarantee,
+            event=event,
+            parameters=parameters,
+            steps=steps,
+            noise_multiplier=noise_multiplier,
+            trajectory=trajectory,
+            guidance=guide,
+            data={
+                "name": public.name,
+                "is_public": public.is_public,
+                "n_declared": n,
+                "n_features": public.n_features,
+                "classes": list(public.classes),
+                "norm_bound": public.norm_bound,
+            },
+            reason=reason,
+            device=device,
+            seed=self.seed,
+        )
+
+    def check(self, data: PrivateData) -> None:
+        """The cheap part of :meth:`plan`: whether the arguments fit the declared data, without calibrating noise.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        method = self._method()
+        self._check_delta(data.public, method)
+        self._check_data(data.public, method)
+
+    def _check_delta(self, public: PublicInfo, method: str) -> float:
+        n = public.n_declared
+        delta = self.delta if self.delta is not None else min(1e-5, 0.1 / n)
+        if method != "nonprivate" and delta >= 1.0 / n:
+            raise invalid(
+                "delta", delta, f"< 1/n_declared = {1.0 / n:.3g}", f"A usual choice is 0.1/n_declared = {0.1 / n:.3g}."
+            )
+        return delta
+
+    def _model_name(self) -> str:
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
+
+    def _check_data(self, public: PublicInfo, method: str) -> None:
+        if method == "nonprivate" and not public.is_public:
+            raise ConfigError(
+                "method = 'nonprivate' needs data that are declared public (is_public: true); these are not. "
+                "A model without privacy must not be released from a private table."
+            )
+        if self.model == "logreg" and len(public.classes) != 2:
+            raise ConfigError(
+                f"model = 'logreg' needs two classes, the data declare {len(public.classes)}. Use model='softmax' or 'mlp'."
+            )
+        if method == "dp_sgd" and self.expected_batch_size is not None and self.expected_batch_size > public.n_declared:
+            raise invalid(
+                "expected_batch_size",
+                self.expected_batch_size,
+                f"≤ n_declared = {public.n_declared}",
+                "Lower it, or leave it out for a size that follows from n_declared.",
+            )
+        if method in ("output", "objective") and public.norm_bound is None:
+            raise ConfigError(f"method = {method!r} needs norm_bound, a public bound on the L2 norm of a record.")
+
+    def _parameters(self, public: PublicInfo, method: str, epsilon: float | None, delta: float) -> Any:
+        common = {
+            "n_declared": public.n_declared,
+            "n_features": public.n_features,
+            "epsilon": epsilon,
+            "delta": delta,
+            "neighboring_relation": self.neighboring_relation,
+            "norm_bound": public.norm_bound,
+            "solution_norm": self.solution_norm,
+            "accountant": self.accountant,
+        }
+        if method == "output":
+            return erm.plan_output(**common, regularization=self.regularization)
+        if method == "objective":
+            return erm.plan_objective(**common, regularization=self.regularization)
+        from dpml import sgd
+
+        network = self._network(public)
+        return sgd.plan_dp_sgd(
+            **common,
+            n_classes=len(public.classes),
+            model_name=self.model if isinstance(self.model, str) else "module",
+            n_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            expected_batch_size=self.expected_batch_size,
+            steps=self.steps,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            micro_batch_size=self.micro_batch_size,
+            checkpoint_every=self.checkpoint_every,
+        )
+
+    def _network(self, public: PublicInfo) -> torch.nn.Module:
+        """The untrained network: the user's own, or a new one from the public seed."""
+        if not isinstance(self.model, str):
+            return self.model
+        from dpml.sgd import build_model
+
+        return build_model(self.model, public.n_features, len(public.classes), hidden=self.hidden, seed=self.seed)
+
+    def _assumptions(self, public: PublicInfo, method: str) -> tuple[str, ...]:
+        if method == "nonprivate":
+            return ("no privacy: trained without noise on data declared public",)
+        notes = [
+            f"each individual contributes at most one record; neighbours differ by {self.neighboring_relation}",
+            "schema, classes, bounds and n_declared were fixed without looking at the records",
+        ]
+        if self.noise_source is not None and not self.noise_source.secret:
+            notes.append("NOT PRIVATE: the noise source is not secret (tests only)")
+        if method == "dp_sgd":
+            notes.append("every batch was drawn by secret independent coins (Poisson sampling)")
+        if method == "objective":
+            notes.append("logistic loss with the intercept inside the clipped row; exact-arithmetic proof, verified minimum")
+        notes.append("floating-point noise is treated as real-valued")
+        return tuple(notes)
+
+    def _epsilon(self, event: Event, delta: float) -> float:
+        return accounting.epsilon(
+            event, delta, accountant=self.accountant, neighboring_relation=self.neighboring_relation
+        )
+
+    def _trajectory(self, method: str, parameters: Any, delta: float) -> Trajectory:
+        if method != "dp_sgd":
+            return accounting.trajectory(
+                lambda _: parameters.event, [1], delta, neighboring_relation=self.neighboring_relation
+            )
+        steps = parameters.steps
+        points = sorted({max(1, round(steps * k / TRAJECTORY_POINTS)) for k in range(1, TRAJECTORY_POINTS + 1)} | {1})
+        return accounting.trajectory(
+            lambda count: accounting.SelfComposed(event=parameters.event_per_step, count=count),
+            points,
+            delta,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+    # -- fit ------------------------------------------------------------------------------------------------------
+    def fit(self, data: PrivateData, *, progress: Progress | None = None, config: str | None = None) -> RunResult:
+        """Plan, charge, train, recompute and release.
+
+        Args:
+            data: the private data; read only after the plan stands and the run folder and caps are checked.
+            progress: called after every step with public numbers.
+            config: text of ``release/config.yaml``; default is the trainer's own arguments.
+
+        Raises:
+            ConfigError, AccountingError, BudgetExceededError, RunFolderError: nothing was read.
+            DataError, LedgerError, SolverError: nothing was released.
+        """
+        plan = self.plan(data)
+        cap = self._dataset_ledger()
+        folder = None if self.run_dir is None else RunFolder.create(self.run_dir)
+        if folder is not None:
+            folder.publish("config.yaml", config if config is not None else dumps(self.describe()) + "\n")
+            folder.publish("schema.json", dumps(_public_description(data.public)) + "\n")
+        ledger = Ledger.create(None if folder is None else folder.release / "ledger.jsonl", plan.to_dict())
+        if cap is not None:
+            run_name = "in memory" if folder is None else str(folder.path)
+            cap.reserve(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
+        split_key = secrets.randbits(128)
+        records = data.load(self.noise_source or FixedNoise(split_key))
+        if folder is not None:
+            key = secrets.token_bytes(32)
+            folder.keep("resume.json", {"key": key.hex(), "split_key": str(split_key), "mac": _mac(key, records),
+                                        "arguments": self.describe()})  # fmt: skip
+        return self._run(plan, data.public, records, ledger, folder, progress, start=None)
+
+    def _dataset_ledger(self) -> DatasetLedger | None:
+        if self.dataset_ledger is None or self._method() == "nonprivate":
+            return None
+        assert self.dataset_epsilon is not None
+        assert self.dataset_delta is not None
+        return DatasetLedger(
+            Path(self.dataset_ledger),
+            self.dataset_epsilon,
+            self.dataset_delta,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+    def _run(
+        self,
+        plan: Plan,
+        public: PublicInfo,
+        records: Records,
+        ledger: Ledger,
+        folder: RunFolder | None,
+        progress: Progress | None,
+        start: Mapping[str, Any] | None,
+    ) -> RunResult:
+        noise = self.noise_source or default_noise()
+        weights, module, diagnostics = self._train(plan, public, records, ledger, folder, noise, progress, start)
+        model = PrivateModel(
+            kind=plan.model if isinstance(self.model, str) else "module",
+            weights=weights,
+            classes=tuple(public.classes),
+            preprocessing=public.preprocessing,
+            schema=public.schema,
+            settings=(
+                {"n_features": public.n_features, "n_classes": len(public.classes), "hidden": list(self.hidden)}
+                if plan.model == "mlp"
+                else {}
+            ),
+            module=module,
+        )
+        guarantee, used = self._recompute(plan, ledger)
+        scores: dict[str, float] = {}
+        if records.X_test is not None and records.y_test is not None:
+            scores = class_scores(model, records.X_test, records.y_test)
+        metrics: dict[str, float | str] = {}
+        if public.test_is_public and scores:
+            metrics = {**scores, "source": "test set declared public"}
+        nonprivate = self._nonprivate(plan, public, records)
+        ledger.close({"epsilon": to_jsonable(guarantee.epsilon), "delta": guarantee.delta, "steps": plan.steps})
+        private = {
+            **records.private_notes,
+            **diagnostics,
+            **({} if metrics or not scores else {"test": scores}),
+        }
+        result = RunResult(
+            guarantee=guarantee,
+            trajectory=plan.trajectory,
+            ledger={"head": ledger.head, "count": ledger.count},
+            metrics=metrics,
+            nonprivate=nonprivate,
+            plan=plan,
+            model=model,
+            accountant_used=used,
+            run_dir=None if folder is None else folder.path,
+            private=private,
+        )
+        if folder is not None:
+            folder.keep("diagnostics.json", private)
+            folder.publish(MODEL_FILE, model.to_bytes())
+            folder.publish("result.json", dumps(result.to_dict()) + "\n")
+            folder.link_to_top("result.json")
+            (folder.private / "checkpoint.safetensors").unlink(missing_ok=True)
+        return result
+
+    def _train(
+        self,
+        plan: Plan,
+        public: PublicInfo,
+        records: Records,
+        ledger: Ledger,
+        folder: RunFolder | None,
+        noise: NoiseSource,
+        progress: Progress | None,
+        start: Mapping[str, Any] | None,
+    ) -> tuple[dict[str, np.ndarray], torch.nn.Module | None, dict[str, Any]]:
+        """Run the method; every event goes through ``ledger.charge`` first."""
+        if plan.method in ("output", "objective") or (plan.method == "nonprivate" and plan.model == "logreg"):
+            signed = 2.0 * records.y - 1.0
+            if plan.method == "nonprivate":
+                theta, notes = erm.fit_nonprivate(records.X, signed), {}
+            else:
+                fit = erm.fit_output if plan.method == "output" else erm.fit_objective
+                theta, notes = fit(
+                    plan.parameters,
+                    records.X,
+                    signed,
+                    noise=noise,
+                    charge=lambda event: ledger.charge(event, stage="train"),
+                )
+                if progress is not None:
+                    progress(1, 1, plan.guarantee.epsilon)
+            return {"weight": theta}, None, dict(notes)
+
+        from dpml import sgd
+
+        network = self._network(public)
+        if plan.method == "nonprivate":
+            trained = sgd.fit_nonprivate_module(
+                network, records.X, records.y, loss=self.loss, device=plan.device, seed=self.seed
+            )
+            notes = {}
+        else:
+            shown = _EpsilonSoFar(plan.trajectory)
+            trained, notes = sgd.fit_dp_sgd(
+                plan.parameters,
+                network,
+                records.X,
+                records.y,
+                device=plan.device,
+                noise=noise,
+                loss=self.loss,
+                reserve=lambda event, count: ledger.charge(event, stage="train", count=count),
+                on_step=None if progress is None else lambda step: progress(step, plan.steps, shown(step)),
+                save_checkpoint=None if folder is None else lambda state: sgd.save_state(
+                    folder.private / "checkpoint.safetensors", state
+                ),
+                start=start,
+            )
+        weights = sgd.weights_of(trained)
+        if plan.model == "logreg":
+            weights = {"weight": next(iter(weights.values())).reshape(-1)}
+        elif plan.model == "softmax":
+            weights = {"weight": next(iter(weights.values()))}
+        return weights, (None if isinstance(self.model, str) else trained), notes
+
+    def _recompute(self, plan: Plan, ledger: Ledger) -> tuple[Guarantee, str]:
+        """ε from what the ledger charged, which must not pass the promise."""
+        if plan.method == "nonprivate":
+            ledger.charge(NonPrivate(), stage="train")
+            return plan.guarantee, self.accountant
+        promise = plan.guarantee
+        event = ledger.charged
+        if self.accountant == "best":
+            epsilon, used = accounting.best(event, promise.delta, neighboring_relation=self.neighboring_relation)
+        else:
+            epsilon, used = self._epsilon(event, promise.delta), self.accountant
+        if not epsilon <= promise.epsilon * (1 + 1e-12):
+            raise LedgerError(
+                f"the ledger's events give epsilon = {epsilon!r}, more than the promised {promise.epsilon!r}: "
+                "nothing was released. This is a bug in dpml; please report it."
+            )
+        recomputed = Guarantee(
+            epsilon=epsilon,
+            delta=promise.delta,
+            neighboring_relation=promise.neighboring_relation,
+            unit=promise.unit,
+            accountant=promise.accountant,
+            assumptions=promise.assumptions,
+        )
+        return recomputed, used
+
+    def _nonprivate(self, plan: Plan, public: PublicInfo, records: Records) -> dict[str, float] | None:
+        """Scores of the same linear model without privacy: only where everything is declared public."""
+        wanted = self.compare_nonprivate and public.is_public and public.test_is_public and plan.model == "logreg"
+        if not wanted or plan.method == "nonprivate" or records.X_test is None or records.y_test is None:
+            return None
+        theta = erm.fit_nonprivate(records.X, 2.0 * records.y - 1.0)
+        model = PrivateModel("logreg", {"weight": theta}, tuple(public.classes), public.preprocessing)
+        return {f"test_{name}": value for name, value in class_scores(model, records.X_test, records.y_test).items()}
+
+    # -- resume ---------------------------------------------------------------------------------------------------
+    @classmethod
+    def resume(
+        cls,
+        run_dir: str | os.PathLike[str],
+        data: PrivateData,
+        *,
+        model: torch.nn.Module | None = None,
+        progress: Progress | None = None,
+        noise_source: NoiseSource | None = None,
+    ) -> RunResult:
+        """Go on with a killed ``dp_sgd`` run: the remaining T − charged steps, with fresh noise.
+
+        Raises:
+            RunFolderError: the run is finished, is not ``dp_sgd``, or has no step left.
+            ConfigError: data or declared facts differ from the run's.
+        """
+        folder = RunFolder.open(run_dir)
+        saved_path = folder.private / "resume.json"
+        if (folder.release / "result.json").exists():
+            raise RunFolderError(f"{str(folder.path)!r} is finished; there is nothing to resume.")
+        if not saved_path.is_file():
+            raise RunFolderError(f"{str(folder.path)!r} never got as far as reading data: start a new run instead.")
+        saved = json.loads(saved_path.read_text("utf-8"))
+        arguments = dict(saved["arguments"])
+        if model is not None:
+            arguments["model"] = model
+        elif arguments["model"] not in MODELS:
+            raise ConfigError(f"the run trained your own module {arguments['model']!r}: pass model=YourModule().")
+        trainer = cls(**arguments, run_dir=folder.path, noise_source=noise_source)
+        ledger = Ledger.resume(folder.release / "ledger.jsonl")
+        plan = trainer.plan(data)
+        differences = _differences(ledger.lines[0]["plan"], plan.to_dict())
+        if differences:
+            raise ConfigError("the run's plan and the plan for these arguments differ: " + "; ".join(differences))
+        if plan.method != "dp_sgd":
+            raise RunFolderError(
+                f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. Start a new run."
+            )
+        records = data.load(noise_source or FixedNoise(int(saved["split_key"])))
+        if not hmac.compare_digest(_mac(bytes.fromhex(saved["key"]), records), saved["mac"]):
+            raise ConfigError("the data are not those that the run started with; resume needs the very same records.")
+        from dpml.sgd import load_state
+
+        charged = sum(int(line["count"]) for line in ledger.charges)
+        checkpoint = folder.private / "checkpoint.safetensors"
+        state = dict(load_state(checkpoint)) if checkpoint.is_file() else {}
+        if charged >= plan.steps and not state:
+            raise RunFolderError(
+                f"all {plan.steps} steps of {str(folder.path)!r} are charged and no checkpoint was reached, so nothing "
+                "is left to run. Start a new run."
+            )
+        start = {**state, "step": charged}
+        return trainer._run(plan, data.public, records, ledger, folder, progress, start)
+
+    def describe(self) -> dict[str, Any]:
+        """The constructor's arguments as plain values (no paths, no live objects)."""
+        skipped = {"run_dir", "noise_source", "loss", "dataset_ledger", "dataset_epsilon", "dataset_delta"}
+        values = {name: value for name, value in vars(self).items() if name not in skipped}
+        values["model"] = self._model_name()
+        return dict(to_jsonable(values))
+
+
+@dataclass(frozen=True)
+class _NonPrivatePlan:
+    """Nothing to plan: no noise, no budget."""
+
+
+class _EpsilonSoFar:
+    """ε after a step for the progress bar: the trajectory's next point, so never too small."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        series = trajectory.best or ()
+        self._steps = np.asarray(trajectory.steps)
+        self._values = np.asarray(series, dtype=float)
+
+    def __call__(self, step: int) -> float:
+        if len(self._values) == 0:
+            return math.nan
+        index = min(int(np.searchsorted(self._steps, step)), len(self._values) - 1)
+        return float(self._values[index])
+
+
+def _one_of(name: str, value: object, allowed: Sequence[str], more: str = "") -> None:
+    if value not in allowed:
+        import difflib
+
+        near = difflib.get_close_matches(str(value), allowed, 1)
+        raise invalid(name, value, "one of " + ", ".join(allowed) + more, f"Did you mean {near[0]!r}?" if near else "")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_positive(value: object) -> bool:
+    return _is_number(value) and float(value) > 0  # type: ignore[arg-type]
+
+
+def _public_description(public: PublicInfo) -> dict[str, Any]:
+    """``schema.json``: the table's schema, or what was declared of arrays."""
+    if public.schema is not None:
+        return dict(public.schema)
+    return {
+        "name": public.name,
+        "n_declared": public.n_declared,
+        "classes": list(public.classes),
+        "norm_bound": public.norm_bound,
+        "preprocessing": dict(public.preprocessing),
+    }
+
+
+def _mac(key: bytes, records: Records) -> str:
+    """HMAC of the records under a key that stays in ``private/`` (a bare hash would let an adversary test guesses)."""
+    mac = hmac.new(key, digestmod=hashlib.sha256)
+    for array in (records.X, records.y):
+        block = np.ascontiguousarray(array)
+        mac.update(str(block.shape).encode())
+        mac.update(memoryview(block).cast("B") if block.size else b"")
+    return mac.hexdigest()
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Where two plans differ, as ``name: old → new``."""
+    found: list[str] = []
+    new = json.loads(dumps(new))
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a!r} → {b!r}")
+    return found
+
+
+__all__ = ["Plan", "PrivateTrainer", "RunResult"]

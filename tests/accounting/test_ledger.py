@@ -1,0 +1,314 @@
+"""The ledger: chain, tampering, crashes, a full disk, and the order of write, sync and use."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from dpml import accounting as acc
+from dpml import verify as verify_cli
+from dpml.accounting.ledger import canonical, seal
+from dpml.errors import BudgetExceededError, ConfigError, LedgerError
+from dpml.results import dumps
+
+STEP = acc.PoissonSampled(0.02, acc.Gaussian(1.5))
+DELTA = 1e-5
+
+
+def write_run(folder, *, epsilon=None, accountant="best", relation="add_remove", promise=5.0):
+    """A finished run folder: plan, three charges (60 steps and an output release), closed, result.json."""
+    release = folder / "release"
+    release.mkdir(parents=True)
+    guarantee = {"epsilon": promise, "delta": DELTA, "neighboring_relation": relation, "accountant": accountant}
+    plan = {"method": "dp_sgd", "guarantee": guarantee}
+    ledger = acc.Ledger.create(release / "ledger.jsonl", plan)
+    ledger.charge(STEP, stage="train", count=40)
+    ledger.charge(STEP, stage="train", count=20)
+    ledger.charge(acc.Gaussian(30.0), stage="output")
+    if epsilon is None:
+        epsilon = acc.epsilon(ledger.charged, DELTA, accountant=accountant, neighboring_relation=relation)
+    ledger.close({"epsilon": epsilon, "delta": DELTA, "steps": 60})
+    result = {
+        "epsilon": epsilon,
+        "delta": DELTA,
+        "neighboring_relation": relation,
+        "accountant": accountant,
+        "epsilon_source": "recomputed",
+        "steps": 60,
+        "plan": plan,
+        "ledger": {"head": ledger.head, "count": ledger.count},
+    }
+    (release / "result.json").write_text(dumps(result))
+    return release
+
+
+def change_result(release, **values):
+    path = release / "result.json"
+    path.write_text(dumps({**json.loads(path.read_text()), **values}))
+
+
+def rewrite(release, change):
+    path = release / "ledger.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1]
+    path.write_bytes(b"".join(line + b"\n" for line in change(lines)))
+
+
+@pytest.mark.parametrize("accountant", ["best", "pld", "rdp", "zcdp"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_an_untouched_run_verifies(tmp_path, accountant, relation):
+    write_run(tmp_path, accountant=accountant, relation=relation, promise=1000.0)
+    for folder in (tmp_path, tmp_path / "release"):
+        found = acc.verify(folder)
+        assert found.ok, found.problems
+        assert found.lines == 5
+        assert found.epsilon_recomputed == pytest.approx(found.epsilon_reported, rel=1e-9)
+
+
+def test_the_second_opinion_is_independent_and_near(tmp_path):
+    write_run(tmp_path)
+    found = acc.verify(tmp_path)
+    assert found.second_opinion["dp_accounting_pld"] == pytest.approx(found.epsilon_reported, rel=0.01)
+
+
+TAMPERS = {
+    "deleted": lambda lines, k: lines[:k] + lines[k + 1 :],
+    "changed": lambda lines, k: [*lines[:k], lines[k].replace(b'"index":', b'"index": '), *lines[k + 1 :]],
+    "byte": lambda lines, k: [*lines[:k], lines[k][:-9] + bytes([lines[k][-9] ^ 1]) + lines[k][-8:], *lines[k + 1 :]],
+    "repeated": lambda lines, k: [*lines[: k + 1], lines[k], *lines[k + 1 :]],
+    "swapped": lambda lines, k: (
+        [*lines[: k - 1], lines[k], lines[k - 1], *lines[k + 1 :]] if k else [lines[1], lines[0], *lines[2:]]
+    ),
+}
+
+
+@pytest.mark.parametrize("line", range(5))
+@pytest.mark.parametrize("kind", sorted(TAMPERS))
+def test_tampering_with_any_line_is_found_and_the_line_named(tmp_path, capsys, kind, line):
+    release = write_run(tmp_path)
+    rewrite(release, lambda lines: TAMPERS[kind](lines, line))
+    found = acc.verify(tmp_path)
+    assert not found.ok
+    assert any("line " in problem for problem in found.problems)
+    first_hit = min(line, 3) + 1 if kind == "swapped" else line + 1
+    named = {int(w.strip(",:.")) for p in found.problems for a, w in pairs(p.split()) if a == "line" and w[0].isdigit()}
+    assert named & {first_hit - 1, first_hit, first_hit + 1}
+    assert verify_cli.main([str(tmp_path)]) == 1
+    assert "line " in capsys.readouterr().out
+
+
+def pairs(words):
+    return list(zip(words, words[1:], strict=False))
+
+
+def test_a_chain_that_was_made_anew_meets_the_head_in_the_result(tmp_path):
+    """All hashes right again, one charge dropped: head, count and ε in result.json no longer fit."""
+    release = write_run(tmp_path)
+
+    def forge(lines):
+        kept = [json.loads(line) for line in lines if b'"output"' not in line]
+        previous, out = "0" * 64, []
+        for index, line in enumerate(kept):
+            line = seal({**line, "index": index, "previous": previous})
+            previous = line["hash"]
+            out.append(canonical(line))
+        return out
+
+    rewrite(release, forge)
+    found = acc.verify(tmp_path)
+    assert not found.ok
+    assert any("head" in problem for problem in found.problems)
+    assert any("ends at line 4" in problem for problem in found.problems)
+
+
+def test_an_epsilon_below_the_charges_is_found(tmp_path):
+    release = write_run(tmp_path)
+    honest = acc.verify(tmp_path).epsilon_reported
+    change_result(release, epsilon=honest * (1 - 1e-6))
+    assert not acc.verify(tmp_path).ok
+    change_result(release, epsilon=honest * (1 + 1e-6))
+    assert not acc.verify(tmp_path).ok
+    change_result(release, epsilon=honest)
+    assert acc.verify(tmp_path).ok
+
+
+def test_a_promise_below_the_report_is_found(tmp_path):
+    write_run(tmp_path, promise=0.01)
+    assert any("promise" in problem for problem in acc.verify(tmp_path).problems)
+
+
+@pytest.mark.parametrize("change", [{"delta": 1e-3}, {"neighboring_relation": "replace_one"}, {"accountant": "rdp"}])
+def test_a_changed_setting_in_the_result_is_found(tmp_path, change):
+    release = write_run(tmp_path)
+    change_result(release, **change)
+    assert any(next(iter(change)) in problem for problem in acc.verify(tmp_path).problems)
+
+
+def test_an_unfinished_or_missing_run_does_not_verify(tmp_path, capsys):
+    release = tmp_path / "a" / "release"
+    release.mkdir(parents=True)
+    acc.Ledger.create(release / "ledger.jsonl", {})
+    (release / "result.json").write_text('{"epsilon": 1.0}')
+    found = acc.verify(tmp_path / "a")
+    assert any("line 1 is not the closing line" in problem for problem in found.problems)
+    assert not acc.verify(tmp_path / "nothing").ok
+    assert verify_cli.main([str(tmp_path / "nothing")]) == 1
+    assert "cannot read" in capsys.readouterr().out
+
+
+def test_verify_command_prints_json(tmp_path, capsys):
+    write_run(tmp_path)
+    assert verify_cli.main([str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert verify_cli.main([str(tmp_path)]) == 0
+    assert "OK: 5 ledger lines hold" in capsys.readouterr().out
+
+
+def test_a_torn_last_line_is_cut_off_on_resume_and_nothing_else(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = acc.Ledger.create(path, {"a": 1})
+    ledger.charge(STEP, stage="train", count=5)
+    head, whole = ledger.head, path.read_bytes()
+    ledger.charge(STEP, stage="train", count=5)
+    line = path.read_bytes()[len(whole) :]
+    for cut in range(len(line)):
+        path.write_bytes(whole + line[:cut])
+        resumed = acc.Ledger.resume(path)
+        assert (resumed.head, resumed.count, path.read_bytes()) == (head, 2, whole)
+    resumed.charge(STEP, stage="train", count=5)
+    assert path.read_bytes() == whole + line
+    with pytest.raises(LedgerError, match="line 3 is torn"):
+        path.write_bytes(whole + line[:-1])
+        acc.read_ledger(path)
+
+
+def test_resume_keeps_the_charges_and_refuses_a_closed_or_broken_ledger(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    acc.Ledger.create(path, {"a": 1}).charge(STEP, stage="train", count=5)
+    ledger = acc.Ledger.resume(path)
+    ledger.charge(STEP, stage="train", count=7)
+    assert ledger.charged == acc.Composed((acc.SelfComposed(STEP, 12),))
+    assert acc.read_ledger(path).event == ledger.charged
+    ledger.close({"epsilon": 1.0})
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.charge(STEP, stage="train")
+    with pytest.raises(LedgerError, match="closed"):
+        acc.Ledger.resume(path)
+    path.write_bytes(path.read_bytes().replace(b"train", b"drain", 1))
+    with pytest.raises(LedgerError, match="line 2"):
+        acc.Ledger.resume(path)
+
+
+def test_an_existing_ledger_is_never_written_over(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    acc.Ledger.create(path, {})
+    with pytest.raises(LedgerError, match="exists already"):
+        acc.Ledger.create(path, {})
+    with pytest.raises(LedgerError, match="cannot create"):
+        acc.Ledger.create(tmp_path / "no" / "ledger.jsonl", {})
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_stops_the_run_for_good(tmp_path, monkeypatch, call):
+    path = tmp_path / "ledger.jsonl"
+    ledger = acc.Ledger.create(path, {})
+    ledger.charge(STEP, stage="train")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full_disk)
+        with pytest.raises(LedgerError, match="No space left on device"):
+            ledger.charge(STEP, stage="train")
+    assert ledger.count == 2
+    with pytest.raises(LedgerError, match="no further line"):
+        ledger.charge(STEP, stage="train")
+    with pytest.raises(LedgerError, match="no further line"):
+        ledger.close({})
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_at_the_first_line(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(os, call, full_disk)
+    with pytest.raises(LedgerError, match="No space left on device"):
+        acc.Ledger.create(tmp_path / "ledger.jsonl", {})
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: real(handle, bytes(data[:7])))
+    path = tmp_path / "ledger.jsonl"
+    acc.Ledger.create(path, {"a": 1}).charge(STEP, stage="train")
+    assert acc.read_ledger(path).count == 2
+
+
+def test_a_ledger_in_memory_has_the_same_lines(tmp_path):
+    lines = []
+    for path in (None, tmp_path / "ledger.jsonl"):
+        ledger = acc.Ledger.create(path, {"epsilon": float("inf")})
+        ledger.charge(STEP, stage="train", count=3)
+        ledger.close({"epsilon": 1.0})
+        lines.append(ledger.lines)
+    assert lines[0] == lines[1] == acc.read_ledger(tmp_path / "ledger.jsonl").lines
+
+
+def test_bad_charges_are_refused():
+    ledger = acc.Ledger.create(None, {})
+    with pytest.raises(ConfigError, match="count = 0"):
+        ledger.charge(STEP, stage="train", count=0)
+    with pytest.raises(ConfigError, match="event"):
+        ledger.charge({"type": "gaussian"}, stage="train")
+    assert ledger.count == 1
+
+
+def test_ledger_lines_hold_no_time_stamp(tmp_path):
+    """The same run writes the same bytes at any time."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    write_run(first)
+    write_run(second)
+    assert (first / "release/ledger.jsonl").read_bytes() == (second / "release/ledger.jsonl").read_bytes()
+
+
+def test_dataset_ledger_adds_up_and_refuses_the_run_that_passes_the_cap(tmp_path):
+    path = tmp_path / "people.ledger"
+    book = acc.DatasetLedger(path, 1.0, 1e-5)
+    assert book.total() == (0.0, 0.0)
+    for k in range(10):
+        acc.DatasetLedger(path, 1.0, 1e-5).reserve(f"run {k}", 0.1, 1e-6, acc.Gaussian(40.0))
+    assert book.total() == (pytest.approx(1.0), pytest.approx(1e-5))
+    before = path.read_bytes()
+    with pytest.raises(BudgetExceededError, match="Nothing was used"):
+        book.reserve("one more", 1e-6, 0.0, None)
+    assert path.read_bytes() == before
+    assert [run["run"] for run in book.runs()] == [f"run {k}" for k in range(10)]
+    epsilon, delta = book.composed()
+    assert delta == pytest.approx(1e-5)
+    assert epsilon == pytest.approx(acc.epsilon(acc.Gaussian(40 / 10**0.5), 1e-5), rel=1e-6)
+    with pytest.raises(ConfigError, match="one neighbouring relation"):
+        acc.DatasetLedger(path, 1.0, 1e-5, neighboring_relation="replace_one").total()
+
+
+def test_dataset_ledger_finds_a_changed_line_and_cuts_a_torn_one(tmp_path):
+    path = tmp_path / "people.ledger"
+    book = acc.DatasetLedger(path, 10.0, 1e-4)
+    book.reserve("a", 1.0, 1e-6, None)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"index":1,"ki')
+    book.reserve("b", 2.0, 1e-6, None)
+    assert book.total()[0] == 3.0
+    path.write_bytes(path.read_bytes().replace(b'"epsilon":1.0', b'"epsilon":0.5'))
+    with pytest.raises(LedgerError, match="line 1"):
+        book.reserve("c", 0.1, 0.0, None)
+
+
+def test_dataset_ledger_on_a_full_disk(tmp_path, monkeypatch):
+    book = acc.DatasetLedger(tmp_path / "people.ledger", 10.0, 1e-4)
+    book.reserve("a", 1.0, 0.0, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(LedgerError, match="nothing was used"):
+            book.reserve("b", 1.0, 0.0, None)
+    assert book.total() == (1.0, 0.0)

@@ -1,0 +1,255 @@
+"""``python -m dpml.train`` inside this process, and as a real process where a signal or an exit status matters."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_people
+
+from dpml import accounting
+
+SMALL = ("data=synthetic", "data.n=400", "data.d=3", "privacy.delta=1e-4", "verbose=false")
+FAST = ("method.steps=5", "method.expected_batch_size=40")
+
+
+def run_folders(root: Path) -> list[Path]:
+    return sorted(path.parent.parent for path in root.rglob("release/ledger.jsonl"))
+
+
+def test_one_run_writes_a_folder_that_verifies(cli: Any, tmp_path: Path) -> None:
+    status, out, err = cli("+experiment=logreg", *SMALL, *FAST, "hydra.run.dir=here")
+    assert status == 0, err
+    for word in ("ε", "δ", "add_remove", "accountant", "accuracy", "sample size"):
+        assert word in out
+    result = json.loads((tmp_path / "here/result.json").read_text())
+    assert result["method"] == "dp_sgd"
+    assert f"{result['metrics']['accuracy']:.4f}" in out
+    assert accounting.verify(tmp_path / "here").ok
+    assert (tmp_path / "here/report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert not (tmp_path / "here/private").stat().st_mode & 0o077
+    assert json.loads((tmp_path / "here/private/status.json").read_text())["status"] == "done"
+    assert {p.name for p in (tmp_path / "here").iterdir()} == {"release", "private", "result.json", "report.html"}
+
+
+def test_runs_of_the_same_second_have_their_own_folders(cli: Any, tmp_path: Path) -> None:
+    for _ in range(3):
+        assert cli(*SMALL, "method=objective", "report=false")[0] == 0
+    assert len(run_folders(tmp_path / "outputs")) == 3
+
+
+def test_a_folder_that_holds_a_run_is_refused(cli: Any, tmp_path: Path) -> None:
+    assert cli(*SMALL, "hydra.run.dir=here", "report=false")[0] == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "here/release").iterdir()}
+    status, _, err = cli(*SMALL, "hydra.run.dir=here", "report=false")
+    assert status == 1
+    assert "holds a run already" in err
+    assert {p: p.read_bytes() for p in (tmp_path / "here/release").iterdir()} == before
+    assert json.loads((tmp_path / "here/private/status.json").read_text())["status"] == "done"
+
+
+BAD: list[tuple[tuple[str, ...], str]] = [
+    (("privacy.epsilon=0",), "epsilon = 0.0 is not allowed"),
+    (("privacy.epsilon=-1",), "epsilon = -1.0 is not allowed"),
+    (("privacy.epsilon=inf",), "epsilon = inf is not allowed"),
+    (("privacy.epsilon=many",), "privacy.epsilon"),
+    (("privacy.delta=0",), "delta = 0.0 is not allowed"),
+    (("privacy.delta=0.01",), "1/n_declared"),
+    (("privacy.epsilonn=1",), "epsilonn"),
+    (("method=objective", "method.steps=10"), "steps"),
+    (("method=dp_sgd", "method.learning_rate=fast"), "method.learning_rate = 'fast'"),
+    (("method=dp_sgd", "method.expected_batch_size=401"), "expected_batch_size = 401"),
+    (("method=dp_sgd", "method.noise_multiplier=1"), "exclude each other"),
+    (("+experiment=logregg",), "Did you mean 'logreg'"),
+    (("experiment=logreg",), "+experiment=logreg"),
+    (("method=objectives",), "Did you mean 'objective'"),
+    (("device=tpu",), "device = 'tpu'"),
+    (("data=table",), "data.path is missing"),
+    (("data=table", "data.path=nowhere.csv", "data.schema=nowhere.json"), "nowhere.csv"),
+    (("data=census_income",), "data.folder is missing"),
+    (("data=fashion_mnist", "data.folder=nowhere"), "dataset-fashion-mnist"),
+    (("guidance.enforce=true",), "too small"),
+    (("method=nonprivate", "model=mlp", "model.hidden=[]"), "hidden"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+def test_bad_input_stops_before_data_and_says_what_to_do(
+    arguments: tuple[str, ...], message: str, cli: Any, tmp_path: Path
+) -> None:
+    base = [text for text in SMALL if not any(text.split("=")[0] == a.split("=")[0] for a in arguments)]
+    if any(a.startswith("data=") for a in arguments):
+        base = [text for text in base if not text.startswith("data")]
+    status, out, err = cli(*base, *arguments, "hydra.run.dir=here")
+    assert status == 1
+    assert message in out + err
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.rglob("model.safetensors"))
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+def test_bad_tables_are_refused_with_their_message(cli: Any, tmp_path: Path) -> None:
+    table, schema = write_people(tmp_path)
+    good = json.loads(schema.read_text())
+    columns = good["columns"]
+
+    def fails(message: str, **changes: Any) -> None:
+        changed = {key: value for key, value in {**good, **changes}.items() if value is not None}
+        schema.write_text(json.dumps(changed))
+        status, out, err = cli("data=table", f"data.path={table}", f"data.schema={schema}", "verbose=false")
+        assert status == 1
+        assert message in out + err
+        assert not list(tmp_path.rglob("ledger.jsonl"))
+
+    fails("n_declared", n_declared=None)
+    fails("classes", target={"name": "label"})
+    fails("age", columns={**columns, "age": {"kind": "numeric", "bounds": [9, 9]}})
+    fails("town", columns={**columns, "town": {"kind": "categorical", "categories": ["a", "a"]}})
+    fails("agee", columns={**{k: v for k, v in columns.items() if k != "age"}, "agee": columns["age"]})
+    fails("n_declared", n_declared=0)
+    fails("n_declared", n_declared=-5)
+    schema.write_text(json.dumps(good))
+    status, out, err = cli("data=table", f"data.path={table}", "verbose=false")
+    assert status == 1
+    assert "dpml.schema draft" in out + err
+
+
+def test_an_empty_table_releases_nothing(cli: Any, tmp_path: Path) -> None:
+    table, schema = write_people(tmp_path)
+    table.write_text(table.read_text().splitlines()[0] + "\n")
+    status, _, err = cli(
+        "data=table", f"data.path={table}", f"data.schema={schema}", "privacy.delta=1e-4", "hydra.run.dir=here"
+    )
+    assert status == 1
+    assert "no record" in err
+    assert not (tmp_path / "here/release/model.safetensors").exists()
+    assert "charge" not in (tmp_path / "here/release/ledger.jsonl").read_text()
+    assert "Traceback" in (tmp_path / "here/private/traceback.txt").read_text()
+
+
+# -- sweeps -------------------------------------------------------------------------------------------------------
+def test_sweep_of_four_budgets_and_two_methods(cli: Any, tmp_path: Path) -> None:
+    status, out, err = cli(
+        "-m", "+experiment=logreg", *SMALL, "privacy.epsilon=0.5,1,2,4", "method=output,objective", "hydra.sweep.dir=sweep"
+    )
+    assert status == 0, err
+    root = tmp_path / "sweep"
+    assert len(run_folders(root)) == 8
+    with open(root / "summary.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["method"], float(row["epsilon"]) <= 4.0) for row in rows} == {("output", True), ("objective", True)}
+    for method in ("output", "objective"):
+        budgets = [float(row["epsilon"]) for row in rows if row["method"] == method]
+        assert budgets == sorted(budgets)
+        assert budgets == pytest.approx([0.5, 1, 2, 4], rel=1e-3)
+    assert (root / "epsilon_vs_metric.png").read_bytes().startswith(b"\x89PNG")
+    page = (root / "report.html").read_text("utf-8")
+    assert "objective" in page
+    assert "http://" not in page.replace("http://www.w3.org/", "")
+    assert "publishing the whole sweep" in out
+
+
+def test_sweep_config_group_runs_without_the_m_flag(cli: Any, tmp_path: Path) -> None:
+    assert cli("+experiment=logreg", "+sweep=epsilon", *SMALL, "method=objective", "hydra.sweep.dir=s")[0] == 0
+    assert len(run_folders(tmp_path / "s")) == 4
+
+
+def test_numbers_like_1e_5_are_numbers_in_a_sweep(cli: Any, tmp_path: Path) -> None:
+    arguments = [a for a in SMALL if "delta" not in a]
+    assert cli("-m", *arguments, "privacy.delta=1e-5,1e-4", "hydra.sweep.dir=s", "report=false")[0] == 0
+    deltas = sorted(json.loads((f / "result.json").read_text())["delta"] for f in run_folders(tmp_path / "s"))
+    assert deltas == [1e-5, 1e-4]
+
+
+def test_a_bad_job_stops_the_sweep_before_job_0(cli: Any, tmp_path: Path) -> None:
+    status, out, err = cli("-m", *SMALL, "privacy.epsilon=1,2,0", "hydra.sweep.dir=s")
+    assert status == 1
+    assert "job 2 of 3" in out + err
+    assert "no job was started" in out + err
+    assert not run_folders(tmp_path)
+
+
+def test_a_failing_job_leaves_its_traceback_and_the_others_go_on(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpml import trainer
+
+    real = trainer.PrivateTrainer._train
+
+    def fail_at_two(self: Any, *arguments: Any) -> Any:
+        if self.epsilon == 2.0:
+            raise RuntimeError("secret value 42")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(trainer.PrivateTrainer, "_train", fail_at_two)
+    status, out, err = cli("-m", *SMALL, "privacy.epsilon=1,2,3", "hydra.sweep.dir=s")
+    assert status == 1
+    assert "job 1 did not finish" in err
+    root = tmp_path / "s"
+    assert "secret value 42" in (root / "1/private/traceback.txt").read_text()
+    assert {json.loads((root / k / "private/status.json").read_text())["status"] for k in "02"} == {"done"}
+    for public in [*root.glob("*.*"), *(root / "1/release").iterdir()]:
+        assert b"secret value" not in public.read_bytes()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    before = (root / "0/result.json").stat().st_mtime_ns
+    status, out, err = cli("resume_sweep=s")
+    assert status == 0, err
+    assert "2 of 3 jobs are done; running 1" in out
+    assert (root / "1-1/result.json").exists()
+    assert (root / "0/result.json").stat().st_mtime_ns == before
+    with open(root / "summary.csv", encoding="utf-8", newline="") as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["done"] * 3
+
+
+def test_resume_of_something_else_is_refused(cli: Any, tmp_path: Path) -> None:
+    assert "not a sweep's folder" in cli("resume_sweep=nowhere")[2]
+    assert "stands alone" in cli("resume_sweep=nowhere", "verbose=false")[2]
+
+
+def python(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments], cwd=cwd, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def test_kill_9_in_the_middle_then_resume_runs_the_rest_only(tmp_path: Path) -> None:
+    process = python(
+        "dpml.train", "-m", *SMALL, "method=dp_sgd", "method.steps=3000", "method.expected_batch_size=40",
+        "method.checkpoint_every=100", "privacy.epsilon=1,2,4", "hydra.sweep.dir=s", cwd=tmp_path,
+    )  # fmt: skip
+    root, second = tmp_path / "s", tmp_path / "s/1"
+    end = time.monotonic() + 120
+    while not (second / "private/checkpoint.safetensors").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "job 1 never reached a checkpoint"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (second / "release/result.json").exists()
+    charged_before = sum(c["count"] for c in accounting.read_ledger(second / "release/ledger.jsonl").charges)
+    assert charged_before >= 100
+    first = (root / "0/result.json").read_bytes()
+    rest = python("dpml.train", "resume_sweep=s", cwd=tmp_path)
+    out, err = rest.communicate(timeout=240)
+    assert rest.returncode == 0, out + err
+    assert "1 of 3 jobs are done; running 2" in out
+    assert (root / "0/result.json").read_bytes() == first
+    for number in range(3):
+        record = accounting.read_ledger(root / str(number) / "release/ledger.jsonl")
+        assert sum(c["count"] for c in record.charges) == 3000
+        assert accounting.verify(root / str(number)).ok
+    assert (root / "report.html").exists()
+    python_status = python("dpml.verify", "s/1", cwd=tmp_path)
+    assert "1" in python_status.communicate()[0]
+    assert python_status.returncode == 0
