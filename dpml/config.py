@@ -70,7 +70,7 @@ class FashionMNIST(DataConfig):
 
 @dataclass
 class Synthetic(DataConfig):
-    """Two Gaussian classes from a public seed."""
+    """A logistic model on uniform directions, from a public seed."""
 
     name: str = "synthetic"
     n: int = 20_000

@@ -30,6 +30,7 @@ from rich.table import Table
 
 from dpml import config as configuration
 from dpml.errors import ConfigError, DpmlError, RunFolderError
+from dpml.release import RunFolder
 from dpml.results import dumps, write_atomic
 from dpml.trainer import Plan, PrivateTrainer, RunResult
 
@@ -69,6 +70,7 @@ def run_job(config: DictConfig, folder: Path, *, resume: bool = False) -> bool:
             from dpml.report import write_run_report
 
             write_run_report(folder)
+            RunFolder.open(folder).link_to_top("report.html")
         write_status(folder, "done")
         console.print(result_table(result))
         return True
@@ -203,35 +205,49 @@ class SweepCallback(Callback):
     """Checks a whole sweep before job 0, writes ``sweep.json``, and the report at the end."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Compose and check every job; the first fault stops the sweep before anything runs."""
-        jobs = sweep_jobs(list(config.hydra.overrides.task), config.hydra.sweeper.get("params"))
-        loader = GlobalHydra.instance().config_loader()
-        for number, overrides in enumerate(jobs):
-            try:
-                composed = loader.load_configuration("config", overrides, run_mode=RunMode.RUN)
-                with_hydra = OmegaConf.to_container(composed, resolve=False)
-                assert isinstance(with_hydra, dict)
-                job = composed.copy()
-                OmegaConf.set_struct(job, False)
-                job.pop("hydra", None)
-                configuration.check(job)
-            except (DpmlError, HydraException, OmegaConfBaseException) as error:
-                raise ConfigError(
-                    f"job {number} of {len(jobs)} ({' '.join(overrides)}) cannot run, so no job was started: {error}"
-                ) from error
-        root = Path(str(config.hydra.sweep.dir))
-        root.mkdir(parents=True, exist_ok=True)
-        if (root / SWEEP_FILE).exists():
-            raise RunFolderError(
-                f"hydra.sweep.dir = {str(root)!r} holds a sweep already; nothing was overwritten. "
-                f"Choose another folder, or finish it with resume_sweep={root}."
-            )
-        write_sweep(root, [{"number": k, "overrides": job, "folders": [str(k)]} for k, job in enumerate(jobs)])
-        print(f"sweep of {len(jobs)} jobs → {root}")
+        """Compose and check every job; the first fault stops the sweep before anything runs.
+
+        Hydra turns an exception of a callback into a warning and goes on, so a fault leaves as SystemExit.
+        """
+        try:
+            root = _checked_sweep(config)
+        except (DpmlError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
+        print(f"sweep → {root}")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Summary, plot and report of the sweep."""
-        finish_sweep(Path(str(config.hydra.sweep.dir)))
+        try:
+            finish_sweep(Path(str(config.hydra.sweep.dir)))
+        except Exception as error:
+            _failures.append(str(config.hydra.sweep.dir))
+            print(f"error: the sweep's report could not be written: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _checked_sweep(config: DictConfig) -> Path:
+    """Check all jobs of a sweep and write its ``sweep.json``; returns the sweep's folder."""
+    root = Path(str(config.hydra.sweep.dir))
+    if (root / SWEEP_FILE).exists():
+        raise RunFolderError(
+            f"hydra.sweep.dir = {str(root)!r} holds a sweep already; nothing was overwritten. "
+            f"Choose another folder, or finish it with resume_sweep={root}."
+        )
+    jobs = sweep_jobs(list(config.hydra.overrides.task), config.hydra.sweeper.get("params"))
+    loader = GlobalHydra.instance().config_loader()
+    for number, overrides in enumerate(jobs):
+        try:
+            job = loader.load_configuration("config", overrides, run_mode=RunMode.RUN)
+            OmegaConf.set_struct(job, False)
+            job.pop("hydra", None)
+            configuration.check(job)
+        except (DpmlError, HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(
+                f"job {number} of {len(jobs)} ({' '.join(overrides)}) cannot run, so no job was started: {error}"
+            ) from error
+    root.mkdir(parents=True, exist_ok=True)
+    write_sweep(root, [{"number": k, "overrides": job, "folders": [str(k)]} for k, job in enumerate(jobs)])
+    return root
 
 
 def write_sweep(root: Path, jobs: Sequence[Mapping[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import people, write_people
+from small_tables import people, write_people
 
 from dpml import PrivateData, PrivateTrainer, load
 from dpml.mechanisms import FixedNoise

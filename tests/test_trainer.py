@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import people, write_people
+from small_tables import people, write_people
 
 from dpml import PrivateData, PrivateTrainer, accounting, load
 from dpml.errors import (
@@ -359,19 +359,19 @@ def test_no_noise_key_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from dpml.mechanisms import noise
 
     keys: list[int] = []
-    real = noise.secrets.randbits
+    real = noise.AESCounter
 
-    def remember(bits: int) -> int:
-        keys.append(real(bits))
-        return keys[-1]
+    def remember(*, key: int, counter: int) -> Any:
+        keys.append(key)
+        return real(key=key, counter=counter)
 
-    monkeypatch.setattr(noise.secrets, "randbits", remember)
-    monkeypatch.setattr("dpml.trainer.secrets.randbits", real)
+    monkeypatch.setattr(noise, "AESCounter", remember)
     killed_run(tmp_path / "run", at=6)
     assert keys
     everything = b"".join(p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file())
     for key in keys:
         assert str(key).encode() not in everything
+        assert f"{key:x}".encode() not in everything
         assert key.to_bytes(16, "little") not in everything
         assert key.to_bytes(16, "big") not in everything
 

@@ -137,6 +137,10 @@ def delta(event: Event, epsilon_target: float, relation: str) -> float:
         stated = math.fsum(count * atom.epsilon for atom, count in groups["statement"].items())  # type: ignore[attr-defined]
         held = math.fsum(count * atom.delta for atom, count in groups["statement"].items())  # type: ignore[attr-defined]
         return min(1.0, held) if stated <= epsilon_target else 1.0
+    if not groups["objective"] and not groups["statement"]:
+        joint = _best_joint(lambda module: module.delta(event, epsilon_target, relation))
+        if joint is not None:
+            return joint[0]
     low, high = math.log(1e-300), 0.0
     while high - low > 1e-9 * max(1.0, -high):
         middle = (low + high) / 2

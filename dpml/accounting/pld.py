@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import fft
 
-from dpml.accounting import pairs
+from dpml.accounting import pairs, renyi
 from dpml.accounting.conversions import find_root
 from dpml.accounting.events import (
     EpsilonDelta,
@@ -34,6 +34,7 @@ from dpml.accounting.events import (
     merge_gaussians,
 )
 from dpml.accounting.pairs import LossPmf
+from dpml.errors import UnsupportedEventError
 
 _UNIT = float(np.finfo(float).eps)
 _RESOLUTION = 24.0
@@ -79,7 +80,7 @@ def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
     if not atoms:
         return 0.0
     found = 1.0
-    for log_guess in (-27.0, -90.0, -300.0, -690.0):  # finer tails until they are a small part of the answer
+    for log_guess in _guesses(event, epsilon, neighboring_relation):  # until the cut tails are a small part of δ
         bounds = []
         for direction in _directions(atoms, neighboring_relation):
             composed = _composition(
@@ -90,6 +91,16 @@ def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
         if found > 0 and math.log(found) > log_guess:
             break
     return found
+
+
+def _guesses(event: Event, epsilon: float, relation: str) -> tuple[float, ...]:
+    """Falling guesses of ln δ(ε), by which the tails are cut: first a little below the Rényi bound."""
+    try:
+        bound = renyi.delta(event, epsilon, relation)
+    except UnsupportedEventError:
+        return (-27.0, -90.0, -300.0, -690.0)
+    first = max(math.log(max(bound, 1e-300)) - 6.0, -690.0)
+    return (first, *(guess for guess in (-90.0, -300.0, -690.0) if guess < first))
 
 
 def _atoms(event: Event, relation: str) -> dict[Event, int] | None:

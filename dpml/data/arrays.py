@@ -242,5 +242,13 @@ def _items(dataset: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, list[Any]]
         values = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
         if values.shape == shape and values.dtype.kind in "iufb":
             X[position] = values
-            y[position] = label.item() if hasattr(label, "item") and np.size(label) == 1 else label
+            y[position] = _label(label)
     return X, y
+
+
+def _label(label: Any) -> Any:
+    """A plain label of an array or tensor that holds a single one; anything else as it is."""
+    try:
+        return label.item()
+    except (AttributeError, ValueError, RuntimeError):
+        return label

@@ -21,6 +21,7 @@ from .schema import Schema
 CONSTANT = "(constant)"
 _SAFE = 1.0 - 1e-14  # clipped rows end a hair below the bound, so that rounding never lifts them above it
 _CHUNK = 8192
+_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,15 @@ class Encoder:
         scale = _clip_factor(np.sqrt(squares), self.schema.norm_bound)
         scale[~valid] = 0.0
 
+        widths = [len(_names(column, self.spline)) for column in self.schema.features]
+        offsets = np.concatenate([[0], np.cumsum(widths)])
         X = np.zeros((n, self.n_features))
-        rows = np.arange(n)
-        offset = 0
-        for column, part in zip(self.schema.features, parts, strict=True):
-            for k in range(part.weight.shape[1]):
-                # a weight of 0 may point at a cell that another k has filled, so add
-                X[rows, offset + part.index[:, k]] += part.weight[:, k] * scale
-            offset += len(_names(column, self.spline))
+        for start in range(0, n, _BLOCK):  # blocks of rows that fit the cache
+            block = slice(start, start + _BLOCK)
+            rows = np.arange(len(X[block]))
+            for part, offset in zip(parts, offsets, strict=False):
+                for k in range(part.weight.shape[1]):
+                    X[block][rows, offset + part.index[block, k]] = part.weight[block, k] * scale[block]
         X[:, -1] = scale
         counts = {c.name: p.counts for c, p in zip(self.schema.features, parts, strict=True) if p.counts}
         return X, valid, counts

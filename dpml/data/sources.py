@@ -19,8 +19,7 @@ from .table import table_data
 from .transform import array_preprocessing
 
 BUNDLED = ("adult",)
-# where the Debian package dataset-fashion-mnist puts its files; the second name was seen in older notes
-FASHION_MNIST_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), Path("/usr/share/dataset-fashion-mnist"))
+FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # of the Debian package dataset-fashion-mnist
 FASHION_MNIST_STEMS = {
     "X": "train-images-idx3-ubyte",
     "y": "train-labels-idx1-ubyte",
@@ -105,8 +104,7 @@ def fashion_mnist(folder: str | Path | None = None) -> PrivateData:
     Raises:
         DataError: a file is missing (the message says how to get it) or no IDX file.
     """
-    places = FASHION_MNIST_FOLDERS if folder is None else (Path(folder),)
-    where = next((place for place in places if place.is_dir()), places[0])
+    where = FASHION_MNIST_FOLDER if folder is None else Path(folder)
     paths: dict[str, Path] = {}
     for key, stem in FASHION_MNIST_STEMS.items():
         found = idx.find(where, stem)

@@ -208,7 +208,7 @@ def read_raw(path: Path, columns: list[str]) -> RawTable:
 
 def _open_text(path: Path) -> io.TextIOBase:
     opener = gzip.open if file_format(path) == ".csv.gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="")  # type: ignore[return-value]
+    return opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="")
 
 
 def _read_csv(path: Path, columns: list[str]) -> RawTable:

@@ -56,7 +56,7 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[np.ndarra
         np.multiply(flat, float(preprocessing["scale"]), out=rows[:, : flat.shape[1]])
     if constant:
         rows[:, -1] = 1.0
-    valid = np.isfinite(rows).all(axis=1)
+    valid = np.asarray(np.isfinite(rows).all(axis=1))
     rows[~valid] = 0.0
     if preprocessing["norm_bound"] is not None:
         rows = clip_rows(rows, float(preprocessing["norm_bound"]))

@@ -73,6 +73,8 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
     That function is max(0, 1 − δ − e^ε α, e^−ε (1 − δ − α)) (Wasserman and Zhou 2010, Theorem 2.4; Dong, Roth and
     Su 2022, equation (3)), α the FPR.
     """
+    if math.isinf(epsilon):
+        return 1.0
     alpha = false_positive_rate
     steep = math.inf if epsilon > 700 else math.exp(epsilon)
     first = 1 - delta - steep * alpha if alpha > 0 else 1 - delta

@@ -61,8 +61,8 @@ def quotable_sentence(result: Mapping[str, Any]) -> str:
     return (
         f"Somebody who sees this model, whatever else they know, and who at first gives a chance of 50\u00a0% {doubt}, "
         f"can afterwards be at most {posterior} sure of it{except_for}: the model is "
-        f"(ε\u00a0=\u00a0{formats.upper(epsilon)}, δ\u00a0=\u00a0{formats.upper(delta)})-differentially private per {unit} "
-        f"(neighbouring data sets: {formats.relation(result.get('neighboring_relation'))})."
+        f"(ε\u00a0=\u00a0{formats.upper(epsilon)}, δ\u00a0=\u00a0{formats.upper(delta)})-differentially private "
+        f"per {unit} (neighbouring data sets: {formats.relation(result.get('neighboring_relation'))})."
     )
 
 

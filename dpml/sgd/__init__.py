@@ -1,7 +1,7 @@
 """DP-SGD: Poisson batches, per-example clipping, Gaussian noise, for any ``torch.nn.Module``.
 
-    from dpml.sgd import clipped_gradient           # for people with their own loop
-    sums, norms = clipped_gradient(model, loss_fn, batch, max_grad_norm)
+from dpml.sgd import clipped_gradient           # for people with their own loop
+sums, norms = clipped_gradient(model, loss_fn, batch, max_grad_norm)
 """
 
 from dpml.sgd.clipping import clipped_gradient

@@ -8,7 +8,7 @@ user's module gets no hooks, no gradients and no changed buffers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -37,8 +37,8 @@ class _Bound(nn.Module):
         losses = self._loss_fn(self.model, batch)
         if losses.shape != (1,):
             raise ModelError(
-                f"loss_fn gave shape {tuple(losses.shape)} for a batch of one record; it must give one loss per record, "
-                "shape (B,). Use reduction='none'."
+                f"loss_fn gave shape {tuple(losses.shape)} for a batch of one record; it must give one loss per "
+                "record, shape (B,). Use reduction='none'."
             )
         return losses[0]
 
@@ -155,27 +155,31 @@ def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
+def without(rows: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """``rows`` with zeros where ``keep`` is False: a factor 0 is not enough, 0 · NaN is NaN."""
+    if bool(keep.all()):
+        return rows
+    return torch.where(keep[:, None], rows, torch.zeros_like(rows))
+
+
 def clip_and_sum(per_example: Tensors, max_grad_norm: float) -> tuple[Tensors, torch.Tensor]:
     """Clip the gradients ``(B, *shape)`` to ``max_grad_norm`` over all parameters together; sum over the records.
 
     Squares are summed in float64: half precision would overflow (everything zeroed) or underflow (nothing clipped).
     """
-    flat = {
-        name: g.flatten(1).to(torch.promote_types(g.dtype, torch.float32)) for name, g in per_example.items()
-    }
+    flat = {name: g.flatten(1).to(torch.promote_types(g.dtype, torch.float32)) for name, g in per_example.items()}
     parts = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat.values()]
     norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     factors = clip_factors(norms, max_grad_norm)
     finite = torch.isfinite(norms)
-    whole = bool(finite.all())
-    sums = {}
-    for name, g in flat.items():
-        rows = g if whole else torch.where(finite[:, None], g, torch.zeros_like(g))  # 0 · NaN would be NaN
-        sums[name] = (factors.to(g.dtype) @ rows).reshape(per_example[name].shape[1:])
+    sums = {
+        name: (factors.to(g.dtype) @ without(g, finite)).reshape(per_example[name].shape[1:])
+        for name, g in flat.items()
+    }
     return sums, norms
 
 
-def _is_plain_linear(model: nn.Module, loss_fn: LossFunction, batch: Any) -> bool:
+def _is_plain_linear(model: nn.Module, loss_fn: LossFunction, batch: Any) -> TypeGuard[nn.Linear]:
     """One ``nn.Linear`` under the built-in loss, untouched by hooks or frozen parts: the closed form covers it."""
     return (
         type(model) is nn.Linear
@@ -191,7 +195,7 @@ def _is_plain_linear(model: nn.Module, loss_fn: LossFunction, batch: Any) -> boo
     )
 
 
-def _linear_clipped_gradient(model: nn.Module, batch: Any, max_grad_norm: float) -> tuple[Tensors, torch.Tensor]:
+def _linear_clipped_gradient(model: nn.Linear, batch: Any, max_grad_norm: float) -> tuple[Tensors, torch.Tensor]:
     """The closed form: the gradient of one record is b aᵀ (a the input, b the loss' derivative in the logits).
 
     So ‖g‖ = ‖b‖·‖a‖, with bias ‖b‖·√(‖a‖² + 1), and the clipped sum is one matrix product.
@@ -212,10 +216,8 @@ def _linear_clipped_gradient(model: nn.Module, batch: Any, max_grad_norm: float)
     squares = squares if bias is None else squares + 1.0
     norms = squares.sqrt() * torch.linalg.vector_norm(b, dim=1, dtype=torch.float64)
     finite = torch.isfinite(norms)
-    scaled = b * clip_factors(norms, max_grad_norm).to(b.dtype)[:, None]
-    if not bool(finite.all()):
-        keep = finite[:, None]
-        scaled, X = torch.where(keep, scaled, torch.zeros_like(scaled)), torch.where(keep, X, torch.zeros_like(X))
+    scaled = without(b * clip_factors(norms, max_grad_norm).to(b.dtype)[:, None], finite)
+    X = without(X, finite)
     sums = {"weight": scaled.T @ X}
     if bias is not None:
         sums["bias"] = scaled.sum(0)

@@ -4,8 +4,9 @@ One step (Abadi et al. 2016, Algorithm 1, with Poisson batches S):
 
     ĝ = (1/B) (Σ_{i∈S} clip_C(gᵢ) + N(0, C²σ² I)),   m ← μ m + ĝ,   w ← w − η_t m
 
-B is the *public* expected batch size.  Everything after ĝ is post-processing.  The user's module is never run: a copy is
-trained, and its weights are returned in a second, fresh copy, so nothing that a forward pass leaves behind is released.
+B is the *public* expected batch size.  Everything after ĝ is post-processing.  The user's module is never run: a copy
+is trained, and its weights are returned in a second, fresh copy, so nothing that a forward pass leaves behind is
+released.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def fit_dp_sgd(
         model: left untouched.
         X, y: rows ``(n, …)`` and targets ``(n,)``; n is private and used for sampling only.
         noise: the only source of noise and of Poisson coins.
-        reserve: ``reserve(event_per_step, count)`` charges the next ``count`` steps and returns when that is on disk; it
-            is called before the first of them draws a coin or noise.
+        reserve: ``reserve(event_per_step, count)`` charges the next ``count`` steps and returns when that is on disk;
+            it is called before the first of them draws a coin or noise.
         loss: per-example ``loss(logits, targets) -> (B,)``; default logistic (one logit) or cross entropy.
         on_step: called with the number of steps done.
         save_checkpoint: called with a state after every reserved block.
@@ -75,8 +76,8 @@ def fit_dp_sgd(
     target = resolve_device(device)
     working = copy.deepcopy(model).to(target)
     rows = as_inputs(X, working, target)
-    if rows.ndim < 1 or len(rows) == 0:
-        raise DataError("X has no records.")
+    if rows.ndim < 1:
+        raise DataError("X is a single number; it must hold one row per record.")
     targets = as_targets(y, len(rows), working, target)
     state = completed_state(start, working, target)
     parameters: Tensors = trainable(working)
@@ -87,20 +88,25 @@ def fit_dp_sgd(
     loss_fn = ModelLoss(loss or per_example_loss)
 
     first, notes = int(state["step"]), _Diagnostics()
-    for block in range(first, plan.steps, plan.checkpoint_every):
-        count = min(plan.checkpoint_every, plan.steps - block)
-        reserve(plan.event_per_step, count)
-        for step in range(block, block + count):
+    for begin in range(first, plan.steps, plan.checkpoint_every):
+        end = min(begin + plan.checkpoint_every, plan.steps)
+        charge_block(plan, reserve, end - begin)
+        for step in range(begin, end):
             batch = _draw_batch(plan, rows, targets, noise)
             gradient = noisy_gradient(plan, working, loss_fn, batch, noise, notes)
             _update(plan, step, parameters, momentum, gradient)
             if on_step is not None:
                 on_step(step + 1)
         if save_checkpoint is not None:
-            save_checkpoint(snapshot(block + count, parameters, momentum))
+            save_checkpoint(snapshot(end, parameters, momentum))
     if notes.total_non_finite:
         _log.warning("%d contributions were not finite and were replaced by zero", notes.total_non_finite)
     return _released(model, parameters), {**notes.to_dict(), "steps_run": max(plan.steps - first, 0)}
+
+
+def charge_block(plan: DPSGDPlan, reserve: Callable[[Event, int], None], count: int) -> None:
+    """Charge ``count`` steps; nothing of them has been drawn yet."""
+    reserve(plan.event_per_step, count)
 
 
 def noisy_gradient(
@@ -115,25 +121,27 @@ def noisy_gradient(
     sums, norms = clipped_gradient(model, loss_fn, batch, plan.max_grad_norm, plan.micro_batch_size)
     if notes is not None:
         notes.record(norms, plan.max_grad_norm)
-    drawn = noise.normal(noise_std(plan), sum(value.numel() for value in sums.values()))
+    drawn = draw_noise(plan, noise, sum(value.numel() for value in sums.values()))
     result, position = {}, 0
     for name, value in sums.items():
-        piece = torch.from_numpy(np.ascontiguousarray(drawn[position : position + value.numel()]))
+        piece = torch.from_numpy(drawn[position : position + value.numel()]).to(value.device).reshape(value.shape)
         position += value.numel()
-        # the sum gets its noise in float64 and is divided by a public number
-        noisy = value.double() + piece.to(value.device).reshape(value.shape)
-        result[name] = (noisy / normaliser(plan, len(batch[0]))).to(value.dtype)
+        result[name] = ((value.double() + piece) / normaliser(plan)).to(value.dtype)  # noise is added in float64
     return result
 
 
+def draw_noise(plan: DPSGDPlan, noise: NoiseSource, size: int) -> np.ndarray:
+    """One fresh noise vector (float64) for all parameters of one step."""
+    return np.ascontiguousarray(noise.normal(noise_std(plan), size), dtype=np.float64)
+
+
 def noise_std(plan: DPSGDPlan) -> float:
-    """C·σ, also under ``replace_one``: a record contributes at most C, and the accountant knows that two are swapped."""
+    """C·σ, under ``replace_one`` too: a record contributes at most C, and the accountant knows that two are swapped."""
     return plan.max_grad_norm * plan.noise_multiplier
 
 
-def normaliser(plan: DPSGDPlan, drawn_batch_size: int) -> float:
-    """The public expected batch size; the drawn size (private) is not looked at."""
-    del drawn_batch_size
+def normaliser(plan: DPSGDPlan) -> float:
+    """The public expected batch size, whatever was drawn and however many records there are."""
     return float(plan.expected_batch_size)
 
 

@@ -20,9 +20,7 @@ LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 NAMES = ("logreg", "softmax", "mlp")
 
 
-def build_model(
-    name: str, n_features: int, n_classes: int, hidden: Sequence[int] = (64,), seed: int = 0
-) -> nn.Module:
+def build_model(name: str, n_features: int, n_classes: int, hidden: Sequence[int] = (64,), seed: int = 0) -> nn.Module:
     """A fresh network on rows ``(n, n_features)``; the global torch generator is left as it was.
 
     ``"logreg"`` is one ``Linear(n_features, 1)`` (a single logit, for two classes), ``"softmax"`` one
@@ -54,7 +52,9 @@ def build_model(
 
 def _mlp(n_features: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
     if not hidden or any(width < 1 for width in hidden):
-        raise errors.invalid("hidden", hidden, "a non-empty sequence of widths >= 1", "Without hidden layers use 'softmax'.")
+        raise errors.invalid(
+            "hidden", hidden, "a non-empty sequence of widths >= 1", "Without hidden layers use 'softmax'."
+        )
     layers: list[nn.Module] = []
     width = n_features
     for size in hidden:
@@ -110,9 +110,13 @@ def check_model(model: nn.Module) -> None:
     parameters = list(model.named_parameters())
     for name, parameter in parameters:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ModelError(f"the parameter {name!r} has no shape yet (a lazy layer). Run the model once on a dummy batch.")
+            raise ModelError(
+                f"the parameter {name!r} has no shape yet (a lazy layer). Run the model once on a dummy batch."
+            )
         if parameter.requires_grad and not parameter.is_floating_point():
-            raise ModelError(f"the parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained.")
+            raise ModelError(
+                f"the parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained."
+            )
     if not any(parameter.requires_grad for _, parameter in parameters):
         raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
 

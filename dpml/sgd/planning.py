@@ -11,12 +11,12 @@ from dpml.accounting import Event, Gaussian, PoissonSampled, SelfComposed
 from dpml.errors import ConfigError
 
 LINEAR_BATCH_SHARE = 0.25
-NETWORK_BATCH_SHARE = 0.25
+NETWORK_BATCH_SHARE = 0.125
 DEFAULT_STEPS = 100
 MOST_STEPS = 1000
 CHECKPOINTS = 20
-NETWORK_MOVE = 4.0
-NETWORK_RATE = 0.5
+MLP_RADIUS, MLP_RATE = 30.0, 30.0  # R, and the cap on C · rate/(1 − momentum), for rows of bounded norm
+MODULE_RADIUS, MODULE_RATE = 15.0, 5.0  # the same for a module of which nothing is known
 
 
 @dataclass(frozen=True)
@@ -93,20 +93,21 @@ def plan_dp_sgd(
         epsilon, delta: budget to calibrate σ for; or ``noise_multiplier`` with ``epsilon=None``.
         norm_bound: public bound on a row's L2 norm; gives the smoothness of a linear model's loss.
         solution_norm: R, public guess of the norm of a good solution of a linear model.
-        expected_batch_size: default a quarter of ``n_declared``: sub-sampling by 4 costs under 2 % more noise
-            than the full batch at equal ε and a quarter of the time.
+        expected_batch_size: default a quarter of ``n_declared`` for a linear model (under 2 % more noise than the full
+            batch at equal ε, and a quarter of the time), an eighth for any other.
         steps, epochs: one of them or neither; ``epochs`` are ``epochs / q`` steps, rounded up.
         learning_rate: ``"auto"`` (below) or the peak rate.
 
-    **Rate of a linear model.**  Noisy gradient descent has expected excess loss at most R²/(2ηT) + ηT p s²C²/(2n²) with
-    s = σ/(q√T): only r = ηT counts (η = rate/(1 − momentum)), and the best is r* = R n/(C s √p).  The linear decay's mean
-    is half of its peak.  The peak is capped at (1 + momentum)/β, where heavy-ball descent is stable whatever the data
+    **Rate of a linear model.**  Noisy gradient descent has expected excess loss at most R²/(2ηT) + ηT p s²C²/(2n²)
+    with s = σ/(q√T): only r = ηT counts (η = rate/(1 − momentum)), and the best is r* = R n/(C s √p).  The linear
+    decay's mean is half of its peak.  The peak is capped at (1 + momentum)/β, where heavy-ball descent is stable whatever the data
     (β = norm_bound²/4 for the logistic, norm_bound²/2 for the softmax loss); when the cap bites and ``steps`` is free,
     T is raised up to 1000, at constant budget.
 
-    **Rate of any other model.**  The same r*, with R = 4, and a peak of at most 0.5/C, where a step, momentum included,
-    moves the weights by at most 5: both constants are public and were set once, on scikit-learn's digits (ε = 3 and 8)
-    and a synthetic task, not on the caller's data.
+    **Rate of any other model.**  The same r*, with R = 30 and an effective rate η ≤ 30/C for the built-in ``mlp`` on rows
+    of bounded norm, and R = 15, η ≤ 5/C for a module of unknown scale (a step moves the weights by at most η·C).  These
+    constants are public: they were set on scikit-learn's digits (ε = 3 and 8; tanh and ReLU networks, a small CNN) and
+    on synthetic tasks, and are the same for every data set.
 
     Raises:
         ConfigError: an argument out of range, ``steps`` with ``epochs``, ``epsilon`` with ``noise_multiplier``,
@@ -114,10 +115,13 @@ def plan_dp_sgd(
         AccountingError: no noise is large enough.
     """
     n = _whole("n_declared", n_declared)
-    _whole("n_features", n_features), _whole("n_classes", n_classes, 2), _whole("n_parameters", n_parameters)
+    _whole("n_features", n_features)
+    _whole("n_classes", n_classes, 2)
+    _whole("n_parameters", n_parameters)
     if model_name not in ("logreg", "softmax", "mlp", "module"):
         raise errors.invalid("model_name", model_name, "'logreg', 'softmax', 'mlp' or 'module'")
-    _positive("max_grad_norm", max_grad_norm), _positive("solution_norm", solution_norm)
+    _positive("max_grad_norm", max_grad_norm)
+    _positive("solution_norm", solution_norm)
     if norm_bound is not None:
         _positive("norm_bound", norm_bound)
     if not 0.0 <= momentum < 1.0:
@@ -139,9 +143,14 @@ def plan_dp_sgd(
     q = batch / n
     free = steps is None and epochs is None
     count = _steps(steps, epochs, q)
-    rule = _RateRule(n, n_parameters, max_grad_norm, momentum, schedule, *_radius_and_cap(
-        model_name, norm_bound, solution_norm, max_grad_norm, momentum
-    ))
+    rule = _RateRule(
+        n,
+        n_parameters,
+        max_grad_norm,
+        momentum,
+        schedule,
+        *_radius_and_cap(model_name, norm_bound, solution_norm, max_grad_norm, momentum),
+    )
     if free and learning_rate == "auto" and epsilon is not None and linear:
         guess = accounting.gaussian_noise_multiplier(epsilon, delta)  # a full batch's s: near enough to choose T by
         count = min(MOST_STEPS, max(count, rule.steps_below_cap(guess * _reach(neighboring_relation))))
@@ -210,7 +219,9 @@ def _radius_and_cap(
         return solution_norm, (1.0 + momentum) / ((norm_bound or 1.0) ** 2 / 4.0)
     if model_name == "softmax":
         return solution_norm, (1.0 + momentum) / ((norm_bound or 1.0) ** 2 / 2.0)
-    return NETWORK_MOVE, NETWORK_RATE / max_grad_norm
+    if model_name == "mlp" and norm_bound is not None:
+        return MLP_RADIUS, MLP_RATE * (1.0 - momentum) / max_grad_norm
+    return MODULE_RADIUS, MODULE_RATE * (1.0 - momentum) / max_grad_norm
 
 
 def _reach(neighboring_relation: str) -> float:
@@ -224,7 +235,10 @@ def _batch_size(n: int, asked: int | None, share: float) -> int:
     batch = _whole("expected_batch_size", asked)
     if batch > n:
         raise errors.invalid(
-            "expected_batch_size", batch, f"at most n_declared = {n}", "Lower it, or declare the number of records you have."
+            "expected_batch_size",
+            batch,
+            f"at most n_declared = {n}",
+            "Lower it, or declare the number of records you have.",
         )
     return batch
 
@@ -243,13 +257,15 @@ def _steps(steps: int | None, epochs: float | None, sample_rate: float) -> int:
 def _one_budget(epsilon: float | None, noise_multiplier: float | None) -> None:
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigError(
-            f"epsilon = {epsilon!r} and noise_multiplier = {noise_multiplier!r} exclude each other: the noise follows from "
-            "epsilon, or epsilon from the noise."
+            f"epsilon = {epsilon!r} and noise_multiplier = {noise_multiplier!r} exclude each other: the noise follows "
+            "from epsilon, or epsilon from the noise."
         )
     if epsilon is None and noise_multiplier is None:
         raise ConfigError("epsilon and noise_multiplier are both None: give one of them.")
     if epsilon is not None:
-        _positive("epsilon", epsilon, "a finite number > 0", "Without privacy (public data only) use method='nonprivate'.")
+        _positive(
+            "epsilon", epsilon, "a finite number > 0", "Without privacy (public data only) use method='nonprivate'."
+        )
     if noise_multiplier is not None:
         _positive(
             "noise_multiplier",

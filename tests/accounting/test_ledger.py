@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -93,14 +94,11 @@ def test_tampering_with_any_line_is_found_and_the_line_named(tmp_path, capsys, k
     assert not found.ok
     assert any("line " in problem for problem in found.problems)
     first_hit = min(line, 3) + 1 if kind == "swapped" else line + 1
-    named = {int(w.strip(",:.")) for p in found.problems for a, w in pairs(p.split()) if a == "line" and w[0].isdigit()}
+    words = [pair for problem in found.problems for pair in pairwise(problem.split())]
+    named = {int(number.strip(",:.")) for word, number in words if word == "line" and number[0].isdigit()}
     assert named & {first_hit - 1, first_hit, first_hit + 1}
     assert verify_cli.main([str(tmp_path)]) == 1
     assert "line " in capsys.readouterr().out
-
-
-def pairs(words):
-    return list(zip(words, words[1:], strict=False))
 
 
 def test_a_chain_that_was_made_anew_meets_the_head_in_the_result(tmp_path):
@@ -179,8 +177,8 @@ def test_a_torn_last_line_is_cut_off_on_resume_and_nothing_else(tmp_path):
         assert (resumed.head, resumed.count, path.read_bytes()) == (head, 2, whole)
     resumed.charge(STEP, stage="train", count=5)
     assert path.read_bytes() == whole + line
+    path.write_bytes(whole + line[:-1])
     with pytest.raises(LedgerError, match="line 3 is torn"):
-        path.write_bytes(whole + line[:-1])
         acc.read_ledger(path)
 
 

@@ -143,8 +143,8 @@ def check_composed(row, accountant, tightness):
     assert exact * (1 - 1e-9) <= got <= exact * (1 + tightness)
 
 
-@pytest.mark.parametrize("row", COMPOSED[::6] + COMPOSED[-2:], ids=ids)
-@pytest.mark.parametrize(("accountant", "tightness"), [("pld", 0.002), ("best", 0.002), ("rdp", math.inf)])
+@pytest.mark.parametrize("row", COMPOSED[::9] + COMPOSED[-2:], ids=ids)
+@pytest.mark.parametrize(("accountant", "tightness"), [("best", 0.002), ("rdp", math.inf)])
 def test_composed_epsilon_is_sound(row, accountant, tightness):
     check_composed(row, accountant, tightness)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import write_people
+from small_tables import write_people
 
 from dpml import accounting
 
@@ -34,7 +34,7 @@ def test_one_run_writes_a_folder_that_verifies(cli: Any, tmp_path: Path) -> None
     assert result["method"] == "dp_sgd"
     assert f"{result['metrics']['accuracy']:.4f}" in out
     assert accounting.verify(tmp_path / "here").ok
-    assert (tmp_path / "here/report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert (tmp_path / "here/report.html").read_text("utf-8").startswith("<!doctype html>")
     assert not (tmp_path / "here/private").stat().st_mode & 0o077
     assert json.loads((tmp_path / "here/private/status.json").read_text())["status"] == "done"
     assert {p.name for p in (tmp_path / "here").iterdir()} == {"release", "private", "result.json", "report.html"}
@@ -164,17 +164,36 @@ def test_sweep_config_group_runs_without_the_m_flag(cli: Any, tmp_path: Path) ->
 
 def test_numbers_like_1e_5_are_numbers_in_a_sweep(cli: Any, tmp_path: Path) -> None:
     arguments = [a for a in SMALL if "delta" not in a]
-    assert cli("-m", *arguments, "privacy.delta=1e-5,1e-4", "hydra.sweep.dir=s", "report=false")[0] == 0
+    status, out, err = cli("-m", *arguments, "privacy.delta=1e-5,1e-4", "hydra.sweep.dir=s", "report=false")
+    assert status == 0, out + err
     deltas = sorted(json.loads((f / "result.json").read_text())["delta"] for f in run_folders(tmp_path / "s"))
     assert deltas == [1e-5, 1e-4]
 
 
-def test_a_bad_job_stops_the_sweep_before_job_0(cli: Any, tmp_path: Path) -> None:
-    status, out, err = cli("-m", *SMALL, "privacy.epsilon=1,2,0", "hydra.sweep.dir=s")
-    assert status == 1
-    assert "job 2 of 3" in out + err
-    assert "no job was started" in out + err
+def test_a_bad_job_stops_the_sweep_before_job_0(tmp_path: Path) -> None:
+    """As a real process: inside pytest, where warnings are errors, Hydra would stop for another reason."""
+    process = python("dpml.train", "-m", *SMALL, "privacy.epsilon=1,2,0", "hydra.sweep.dir=s", cwd=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "job 2 of 3" in err
+    assert "no job was started" in err
+    assert "Traceback" not in out + err
     assert not run_folders(tmp_path)
+
+
+def test_a_report_that_fails_is_said_and_gives_a_bad_exit_status(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dpml.report
+
+    def broken(_: Path) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(dpml.report, "write_sweep_report", broken, raising=False)
+    status, _, err = cli("-m", *SMALL, "privacy.epsilon=1,2", "hydra.sweep.dir=s", "report=false")
+    assert status == 1
+    assert "report could not be written" in err
+    assert len(run_folders(tmp_path / "s")) == 2
 
 
 def test_a_failing_job_leaves_its_traceback_and_the_others_go_on(

@@ -122,12 +122,16 @@ def test_what_happens_to_a_row_does_not_depend_on_the_others():
     x, y = rng.normal(size=(40, 3)) * 2, np.ones(40)
     x[3, 1], y[5] = np.nan, 7.0
     together = rows.bounded_rows(x, y, norm_bound=1.0, n_features=3)[0]
-    alone = np.vstack([rows.bounded_rows(x[i : i + 1], y[i : i + 1], norm_bound=1.0, n_features=3)[0] for i in range(40)])
+    alone = np.vstack(
+        [rows.bounded_rows(x[i : i + 1], y[i : i + 1], norm_bound=1.0, n_features=3)[0] for i in range(40)]
+    )
     assert together == pytest.approx(alone, rel=1e-15)
     assert np.linalg.norm(together, axis=1).max() <= 1.0 + 1e-12
 
 
-@pytest.mark.parametrize(("x", "y"), [(np.zeros((2, 3)), np.zeros(2)), (np.zeros(2), np.zeros(2)), (np.zeros((2, 2)), [1])])
+@pytest.mark.parametrize(
+    ("x", "y"), [(np.zeros((2, 3)), np.zeros(2)), (np.zeros(2), np.zeros(2)), (np.zeros((2, 2)), [1])]
+)
 def test_shapes_that_do_not_fit_the_plan_are_refused(x, y):
     with pytest.raises(errors.DataError, match="must have shape"):
         rows.bounded_rows(x, y, norm_bound=1.0, n_features=2)

@@ -9,7 +9,7 @@ from dpml.mechanisms import FixedNoise, SecretNoise, add_gaussian, gaussian_std
 
 
 def test_noise_has_the_product_of_sensitivity_and_multiplier_as_std():
-    """Chi-square of 10⁵ draws.  Two-sided false alarm 1e-6; a std wrong by 3 % is missed with probability below 1e-9."""
+    """Chi-square of 10⁵ draws.  Two-sided false alarm 1e-6; a std wrong by 3 % is missed below 1e-9."""
     d = 100_000
     noised = add_gaussian(np.full(d, 4.0), sensitivity=0.5, noise_multiplier=3.0, noise=SecretNoise())
     square_sum = float((((noised - 4.0) / 1.5) ** 2).sum())

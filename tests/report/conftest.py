@@ -7,7 +7,9 @@ and none of it says anything about dpml's accuracy.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +205,35 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def sweep_folder(tmp_path: Path) -> Callable[..., Path]:
     return lambda **settings: write_sweep(tmp_path / "sweep", **settings)
+
+
+class Page(HTMLParser):
+    """Text, images and outside references of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.text, self.images, self.references, self.open = "", [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        facts = dict(attrs)
+        if tag == "img":
+            self.images.append(facts)
+        for name in ("src", "href", "srcset", "action", "poster", "data"):
+            if facts.get(name):
+                self.references.append(facts[name])
+        if tag not in ("meta", "link", "img", "source", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"unbalanced </{tag}>"
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.text += data
+
+
+@pytest.fixture
+def read_page() -> Callable[[Path], Page]:
+    return Page

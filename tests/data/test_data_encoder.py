@@ -1,0 +1,211 @@
+"""The encoder: right features, nothing fitted, rows within the public norm."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.preprocessing import OneHotEncoder, SplineTransformer
+
+from dpml.data import Encoder, Schema
+from dpml.data.encoder import clip_rows, lookup, numbers
+from dpml.errors import DataError
+
+
+def make(norm_bound: float = 1e6, **columns: dict[str, Any]) -> Encoder:
+    return Encoder(
+        Schema.from_dict(
+            {
+                "n_declared": 100,
+                "target": {"name": "y", "classes": ["no", "yes"]},
+                "norm_bound": norm_bound,
+                "columns": columns,
+            }
+        )
+    )
+
+
+NUMBER = {"kind": "numeric", "bounds": [0, 10], "knots": 3}
+MONEY = {"kind": "numeric", "bounds": [0, 999], "scale": "log1p", "knots": 4}
+TOWN = {"kind": "categorical", "categories": ["a", "b"]}
+
+
+def encode(encoder: Encoder, **cells: list[Any]) -> np.ndarray:
+    return encoder.transform(pd.DataFrame(cells))[0]
+
+
+def test_hat_functions_by_hand() -> None:
+    X = encode(make(a=NUMBER), a=[0, 2.5, 5, 9, 10])
+    expected = [[1, 0, 0, 1], [0.5, 0.5, 0, 1], [0, 1, 0, 1], [0, 0.2, 0.8, 1], [0, 0, 1, 1]]
+    np.testing.assert_allclose(X, expected, atol=1e-15)
+
+
+@pytest.mark.parametrize("scale", ["linear", "log1p"])
+def test_splines_equal_sklearns_with_given_knots(scale: str) -> None:
+    low, high, knots = 3.0, 5000.0, 7
+    values = np.random.default_rng(0).uniform(low, high, 300)
+    values[:2] = low, high
+    transform = np.log1p if scale == "log1p" else np.asarray
+    grid = np.linspace(transform(low), transform(high), knots)[:, None]
+    twin = SplineTransformer(degree=1, knots=grid, include_bias=True).fit(grid)
+    encoder = make(v={"kind": "numeric", "bounds": [low, high], "scale": scale, "knots": knots})
+    X = encode(encoder, v=values.tolist())
+    np.testing.assert_allclose(X[:, :-1], twin.transform(transform(values)[:, None]), atol=1e-12)
+
+
+def test_indicators_equal_sklearns_with_given_categories() -> None:
+    categories = ["z", "a", "m", "never seen"]
+    cells = np.random.default_rng(1).choice(["z", "a", "m", "unknown"], 200)
+    twin = OneHotEncoder(categories=[categories], handle_unknown="ignore", sparse_output=False)
+    expected = twin.fit(np.array([["a"]])).transform(cells[:, None])
+    X = encode(make(c={"kind": "categorical", "categories": categories, "on_invalid": "zero"}), c=list(cells))
+    np.testing.assert_array_equal(X[:, :-1], expected)
+
+
+def test_minmax() -> None:
+    entry = {"kind": "numeric", "bounds": [-2, 2], "encoding": "minmax"}
+    np.testing.assert_allclose(encode(make(a=entry), a=[-2, 0, 2, 9, None])[:, 0], [0, 0.5, 1, 1, 0])
+    money = {"kind": "numeric", "bounds": [0, math.e**2 - 1], "scale": "log1p", "encoding": "minmax"}
+    np.testing.assert_allclose(encode(make(a=money), a=[0, math.e - 1, math.e**2 - 1])[:, 0], [0, 0.5, 1])
+    assert Encoder(make(a=NUMBER, m=MONEY).schema, spline=False).n_features == 3
+
+
+def test_numbers_that_are_none_give_zeros_and_infinity_is_clamped() -> None:
+    cells = [math.nan, None, "x", "", "1_0", math.inf, -math.inf, "1e400", -7, 11, "10", Decimal("2.5")]
+    X, valid, counts = make(a=NUMBER).transform(pd.DataFrame({"a": cells}))
+    zero, first, last = [0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]
+    expected = [zero] * 5 + [last, first, last, first, last, last, [0.5, 0.5, 0, 1]]
+    np.testing.assert_allclose(X, expected, atol=1e-15)
+    assert valid.all()
+    assert counts == {"a": {"missing": 5, "outside": 5}}
+
+
+@pytest.mark.parametrize("policy", ["drop", "error"])
+def test_dropped_records_are_zero_rows(policy: str) -> None:
+    encoder = make(a={**NUMBER, "on_invalid": policy}, t={**TOWN, "on_invalid": policy})
+    X, valid, _ = encoder.transform(pd.DataFrame({"a": [1, math.nan, 11, 3, math.inf], "t": ["a", "a", "b", "?", "b"]}))
+    assert valid.tolist() == [True, False, False, False, False]
+    assert not X[1:].any()
+    assert X[0].any()
+
+
+def test_unknown_categories() -> None:
+    cells = ["a", "?", None, "other", " b "]
+    extra = encode(make(t=TOWN), t=cells)
+    np.testing.assert_array_equal(extra[:, :-1], [[1, 0, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1], [0, 1, 0]])
+    declared = encode(make(t={"kind": "categorical", "categories": ["a", "other", "b"]}), t=cells)
+    np.testing.assert_array_equal(declared[:, :-1], [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
+    zero = encode(make(t={**TOWN, "on_invalid": "zero"}), t=cells)
+    np.testing.assert_array_equal(zero[:, :-1], [[1, 0], [0, 0], [0, 0], [0, 0], [0, 1]])
+
+
+def test_a_constant_column_and_a_category_that_never_occurs_change_nothing() -> None:
+    encoder = make(a=NUMBER, t=TOWN)
+    X, valid, _ = encoder.transform(pd.DataFrame({"a": [5.0] * 4, "t": ["a"] * 4}))
+    assert X.shape == (4, encoder.n_features) == (4, 3 + 3 + 1)
+    assert valid.all()
+
+
+def test_labels_outside_the_classes_are_marked() -> None:
+    y, known = make(a=NUMBER).target(pd.Series(["yes", "no", "maybe", None, " yes"]))
+    assert y.tolist() == [1, 0, 0, 0, 1]
+    assert known.tolist() == [True, True, False, False, True]
+    y, known = make(a=NUMBER).target(pd.Series(["no", "no"]))  # one class only
+    assert y.tolist() == [0, 0]
+    assert known.all()
+
+
+def test_whole_number_classes_match_whatever_the_column_became() -> None:
+    """A missing label turns a column of whole numbers into floats; the other labels must not care."""
+    for cells in ([0, 1, 2], [0.0, 1.0, 2.0, math.nan], ["0", "1", "2"], ["0.0", "1.0", "2"]):
+        assert lookup(pd.Series(cells), (0, 1, 2))[:3].tolist() == [0, 1, 2]
+
+
+def test_mixed_objects_do_not_stand_for_each_other() -> None:
+    """1, 1.0 and True are equal keys in Python: which of them came first must not matter."""
+    cells: list[Any] = [True, 1, 1.0, "1", None, 2]
+    forward = lookup(pd.Series(cells, dtype=object), (1, 2))
+    backward = lookup(pd.Series(cells[::-1], dtype=object), (1, 2))[::-1]
+    assert forward.tolist() == backward.tolist() == [-1, 0, 0, 0, -1, 1]
+    assert numbers(pd.Series([True, "x", 2.5], dtype=object))[[0, 2]].tolist() == [1.0, 2.5]
+
+
+def test_names_are_unique_and_as_many_as_features() -> None:
+    encoder = make(a=NUMBER, m=MONEY, t=TOWN)
+    assert len(set(encoder.feature_names)) == len(encoder.feature_names) == encoder.n_features
+    assert encoder.feature_names[:3] == ("a[0]", "a[5]", "a[10]")
+    assert encoder.feature_names[-1] == "(constant)"
+
+
+def test_missing_column_gives_the_closest_name() -> None:
+    with pytest.raises(DataError, match=r"no column 'town'.*Did you mean 'Town'"):
+        make(town=TOWN).transform(pd.DataFrame({"Town": ["a"]}))
+
+
+CELLS = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.integers(-5, 2000),
+    st.sampled_from(["a", "b", "other", "?", "", "5", "7.5", "nan", "1_000"]),
+    st.none(),
+    st.booleans(),
+)
+ROW = st.tuples(CELLS, CELLS, CELLS)
+STRICT = make(1.0, a=NUMBER, m=MONEY, t=TOWN)
+
+
+def frame(rows: list[tuple[Any, Any, Any]], dtype: Any = object) -> pd.DataFrame:
+    return pd.DataFrame({name: pd.Series([row[k] for row in rows], dtype=dtype) for k, name in enumerate("amt")})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=12))
+def test_a_row_is_encoded_the_same_whatever_the_others_are(rows: list[tuple[Any, Any, Any]]) -> None:
+    together = STRICT.transform(frame(rows))[0]
+    for position, row in enumerate(rows):
+        alone = STRICT.transform(frame([row]))[0][0]
+        np.testing.assert_array_equal(together[position], alone)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=12), st.floats(1e-3, 100))
+def test_no_row_is_longer_than_the_norm_bound(rows: list[tuple[Any, Any, Any]], bound: float) -> None:
+    encoder = make(bound, a=NUMBER, m=MONEY, t=TOWN)
+    X = encoder.transform(frame(rows))[0]
+    assert np.isfinite(X).all()
+    assert (np.linalg.norm(X, axis=1) <= bound * (1 + 1e-12)).all()
+
+
+def test_rows_within_the_bound_are_not_scaled() -> None:
+    assert encode(make(2.0, a=NUMBER), a=[5.0]).tolist() == [[0, 1, 0, 1]]
+    assert np.linalg.norm(encode(make(1.0, a=NUMBER), a=[5.0])) == pytest.approx(1.0, rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=64), min_size=3, max_size=3), max_size=8),
+    st.floats(1e-6, 1e6),
+)
+def test_clip_rows_bounds_every_finite_row_and_keeps_its_direction(rows: list[list[float]], bound: float) -> None:
+    before = np.array(rows).reshape(-1, 3)
+    after = clip_rows(before.copy(), bound)
+    for old, new in zip(before, after, strict=True):
+        assert math.hypot(*new) <= bound * (1 + 1e-12)
+        if math.hypot(*old) <= bound * (1 - 1e-12):
+            np.testing.assert_array_equal(new, old)
+        else:
+            largest = np.abs(old).max()
+            unit = (old / largest) / math.hypot(*(old / largest))
+            np.testing.assert_allclose(new, bound * unit, rtol=1e-9, atol=1e-9 * bound)
+
+
+def test_clip_rows_works_for_any_memory_layout() -> None:
+    X = np.asfortranarray(np.full((5, 3), 7.0))
+    assert np.linalg.norm(clip_rows(X, 1.0), axis=1).max() <= 1.0
+    assert np.linalg.norm(clip_rows(np.full((6, 4), 7.0)[::2, ::2], 1.0), axis=1).max() <= 1.0
+    assert clip_rows(np.empty((0, 4)), 1.0).shape == (0, 4)
