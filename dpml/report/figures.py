@@ -21,7 +21,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from dpml.report.formats import general
+from dpml.report.formats import general, upper
 
 LOG_SPREAD = 8.0  # largest ÷ smallest value from which an ε axis becomes logarithmic
 
@@ -103,7 +103,7 @@ def epsilon_over_steps(series: Sequence[Series], delta: float) -> Draw:
                 every = max(1, len(xs) // 8)
                 ax.plot(xs, ys, label=one.name, markevery=every, **_style(place, palette))
         ax.set_xlabel("steps")
-        ax.set_ylabel(f"ε at δ = {general(delta, 3)}")
+        ax.set_ylabel(f"ε at δ = {upper(delta)}")
         ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         if wide:
             _log_axis(ax, "y")
@@ -122,7 +122,7 @@ def epsilon_by_accountant(values: Sequence[tuple[str, float]], delta: float) -> 
         for place, (_name, value) in enumerate(finite):
             ax.barh(place, value, height=0.55, color=palette.series[place % len(palette.series)])
             ax.annotate(
-                general(value, 4),
+                upper(value),
                 (value, place),
                 xytext=(5, 0),
                 textcoords="offset points",
@@ -132,7 +132,7 @@ def epsilon_by_accountant(values: Sequence[tuple[str, float]], delta: float) -> 
         ax.set_yticks(range(len(finite)), [name for name, _ in finite])
         ax.set_ylim(len(finite) - 0.4, -0.6)
         ax.set_xlim(0, 1.18 * max((value for _, value in finite), default=1.0) or 1.0)
-        ax.set_xlabel(f"ε at δ = {general(delta, 3)}")
+        ax.set_xlabel(f"ε at δ = {upper(delta)}")
         ax.grid(False, axis="y")
         if not finite:
             _message(ax, palette, "no accountant gives a finite ε")

@@ -95,7 +95,7 @@ def _facts(record: RunRecord, trajectory: Mapping[str, Any]) -> dict[str, Any]:
         "attack_rows": _attack_rows(attack, str(result.get("neighboring_relation"))) if attack else [],
         "metrics": _metrics(result.get("metrics") or {}),
         "metrics_source": (result.get("metrics") or {}).get("source"),
-        "nonprivate": result.get("nonprivate"),
+        "nonprivate": _metrics({k.removeprefix("test_"): v for k, v in (result.get("nonprivate") or {}).items()}),
         "guidance": result.get("guidance") or {},
         "plan_rows": plan_rows(result.get("plan") or {}),
         "stages": _stages(record),

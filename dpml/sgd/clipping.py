@@ -7,6 +7,7 @@ user's module gets no hooks, no gradients and no changed buffers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -136,7 +137,9 @@ def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any) -
 
     gradient = grad(loss_of_one)
     try:
-        stacked: Tensors = vmap(gradient, in_dims=(None, 0), randomness="different")(values, batch)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")  # torch loops over some kernels
+            stacked: Tensors = vmap(gradient, in_dims=(None, 0), randomness="different")(values, batch)
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise

@@ -13,7 +13,7 @@ from dpml.errors import ConfigError
 LINEAR_BATCH_SHARE = 0.25
 NETWORK_BATCH_SHARE = 0.125
 DEFAULT_STEPS = 100
-MOST_STEPS = 1000
+LINEAR_MOST_STEPS, NETWORK_MOST_STEPS = 1000, 400
 CHECKPOINTS = 20
 MLP_RADIUS, MLP_RATE = 30.0, 30.0  # R, and the cap on C · rate/(1 − momentum), for rows of bounded norm
 MODULE_RADIUS, MODULE_RATE = 15.0, 5.0  # the same for a module of which nothing is known
@@ -100,9 +100,9 @@ def plan_dp_sgd(
 
     **Rate of a linear model.**  Noisy gradient descent has expected excess loss at most R²/(2ηT) + ηT p s²C²/(2n²)
     with s = σ/(q√T): only r = ηT counts (η = rate/(1 − momentum)), and the best is r* = R n/(C s √p).  The linear
-    decay's mean is half of its peak.  The peak is capped at (1 + momentum)/β, where heavy-ball descent is stable whatever the data
-    (β = norm_bound²/4 for the logistic, norm_bound²/2 for the softmax loss); when the cap bites and ``steps`` is free,
-    T is raised up to 1000, at constant budget.
+    decay's mean is half of its peak.  The peak is capped at (1 + momentum)/β, where heavy-ball descent is stable
+    whatever the data (β = norm_bound²/4 for the logistic, norm_bound²/2 for the softmax loss); when the cap bites and
+    ``steps`` is free, T is raised up to 1000 (400 for other models), at constant budget.
 
     **Rate of any other model.**  The same r*, with R = 30 and an effective rate η ≤ 30/C for the built-in ``mlp`` on rows
     of bounded norm, and R = 15, η ≤ 5/C for a module of unknown scale (a step moves the weights by at most η·C).  These
@@ -151,9 +151,10 @@ def plan_dp_sgd(
         schedule,
         *_radius_and_cap(model_name, norm_bound, solution_norm, max_grad_norm, momentum),
     )
-    if free and learning_rate == "auto" and epsilon is not None and linear:
+    if free and learning_rate == "auto" and epsilon is not None:
         guess = accounting.gaussian_noise_multiplier(epsilon, delta)  # a full batch's s: near enough to choose T by
-        count = min(MOST_STEPS, max(count, rule.steps_below_cap(guess * _reach(neighboring_relation))))
+        most = LINEAR_MOST_STEPS if linear else NETWORK_MOST_STEPS
+        count = min(most, max(count, rule.steps_below_cap(guess * _reach(neighboring_relation))))
 
     def event_of(sigma: float, total: int = count) -> Event:
         return SelfComposed(event=PoissonSampled(q, Gaussian(sigma)), count=total)

@@ -44,7 +44,7 @@ def test_says_what_it_must(page_of: Read, run_folder: Make) -> None:
         "True positives at 1 % false positives",
         "85.12 %",
         "the public test set of the fixture",
-        "test accuracy 85.33 %",
+        "Without privacy, on the same public data: accuracy 85.33 %",
         "enough by the rule",
         "expected batch size",
         "capital-gain",
