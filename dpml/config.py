@@ -237,7 +237,9 @@ def config_folder() -> Path:
     for candidate in (here / "configs", here.parent / "configs"):
         if (candidate / "config.yaml").is_file():
             return candidate
-    raise ConfigError(f"configs/ was found neither in {here} nor beside it: the installation is damaged; install dpml anew.")
+    raise ConfigError(
+        f"configs/ was found neither in {here} nor beside it: the installation is damaged; install dpml anew."
+    )
 
 
 def rate(name: str, value: object) -> float | str:
@@ -272,7 +274,8 @@ def build_data(config: DictConfig) -> PrivateData:
         case "census_income":
             if data.folder is None:
                 raise ConfigError(
-                    "data.folder is missing: data=census_income needs data.folder=FOLDER with train.parquet and test.parquet."
+                    "data.folder is missing: data=census_income needs data.folder=FOLDER with train.parquet and "
+                    "test.parquet."
                 )
             return PrivateData.census_income(data.folder)
         case "digits":
@@ -298,8 +301,8 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
     epsilon = privacy.epsilon
     if arguments.get("noise_multiplier") is not None and epsilon is not None:
         raise ConfigError(
-            f"method.noise_multiplier = {arguments['noise_multiplier']!r} and privacy.epsilon = {epsilon!r} exclude each "
-            "other: add privacy.epsilon=null to fix the noise and let ε follow."
+            f"method.noise_multiplier = {arguments['noise_multiplier']!r} and privacy.epsilon = {epsilon!r} exclude "
+            "each other: add privacy.epsilon=null to fix the noise and let ε follow."
         )
     if config.model.name == "mlp":
         arguments["hidden"] = [int(width) for width in config.model.hidden]

@@ -123,17 +123,14 @@ class PrivateModel:
     # -- scoring --------------------------------------------------------------------------------------------------
     def features(self, X: pd.DataFrame | np.ndarray) -> np.ndarray:
         """Feature rows ``(n, d)`` of a data frame (by the saved schema) or of a raw array ``(n, …)``."""
-        if hasattr(X, "columns"):
-            if self.schema is None:
-                X = X.to_numpy()
-            else:
-                encoder = Encoder(Schema.from_dict(dict(self.schema)))
-                return encoder.transform(X)[0]
-        elif self.schema is not None:
-            raise DataError(
-                "X is an array, but this model was trained on a table: pass a pandas DataFrame with the schema's "
-                "columns, or call predict_features() with rows that are encoded already."
-            )
+        frame: Any = X if hasattr(X, "columns") else None
+        if self.schema is not None:
+            if frame is None:
+                raise DataError(
+                    "X is an array, but this model was trained on a table: pass a pandas DataFrame with the schema's "
+                    "columns."
+                )
+            return Encoder(Schema.from_dict(dict(self.schema))).transform(frame)[0]
         rows, _ = transform_array(np.asarray(X), self.preprocessing)
         return rows
 
@@ -160,7 +157,9 @@ class PrivateModel:
         if self.module is not None:
             return self.module
         if self.kind != "mlp":
-            raise ModelError("this release holds the weights of your own torch module: load(folder, module=YourModule())")
+            raise ModelError(
+                "this release holds the weights of your own torch module: load(folder, module=YourModule())"
+            )
         from dpml.sgd import build_model, load_weights
 
         network = build_model("mlp", **self.settings, seed=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
+import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,6 @@ from dpml.release import RunFolder
 from dpml.results import dumps, write_atomic
 from dpml.trainer import Plan, PrivateTrainer, RunResult
 
-log = logging.getLogger("dpml")
 SWEEP_FILE = "sweep.json"
 SWEEP_FORMAT = 1
 
@@ -43,7 +42,7 @@ _failures: list[str] = []
 
 
 # -- one job ----------------------------------------------------------------------------------------------------------
-def run_job(config: DictConfig, folder: Path, *, resume: bool = False) -> bool:
+def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resume: bool = False) -> bool:
     """Train one configuration into ``folder``; returns whether it worked.
 
     Errors end here: the traceback (it may hold private values) goes to the job's ``private/``, and the console gets
@@ -63,9 +62,11 @@ def run_job(config: DictConfig, folder: Path, *, resume: bool = False) -> bool:
         write_status(folder, "running")
         with StepBar(config.verbose) as bar:
             if resume:
-                result = PrivateTrainer.resume(folder, data, progress=bar)
+                result = PrivateTrainer.resume(folder, data, progress=bar, command=command_of(overrides))
             else:
-                result = trainer.fit(data, progress=bar, config=OmegaConf.to_yaml(config))
+                result = trainer.fit(
+                    data, progress=bar, config=OmegaConf.to_yaml(config), command=command_of(overrides)
+                )
         if config.report:
             from dpml.report import write_run_report
 
@@ -87,6 +88,12 @@ def run_job(config: DictConfig, folder: Path, *, resume: bool = False) -> bool:
         return False
 
 
+def command_of(overrides: Sequence[str]) -> str:
+    """The command line that repeats a job (with fresh noise)."""
+    kept = [text for text in overrides if not text.lstrip("+~").startswith("hydra.")]
+    return shlex.join(["python", "-m", "dpml.train", *kept])
+
+
 def _refuse_used_folder(folder: Path, resume: bool) -> None:
     if not resume and (folder / "release").exists():
         raise RunFolderError(
@@ -95,7 +102,7 @@ def _refuse_used_folder(folder: Path, resume: bool) -> None:
 
 
 def write_status(folder: Path, status: str, error: BaseException | None = None) -> None:
-    """``private/status.json`` and, for a failure, ``private/traceback.txt``; a folder that cannot be written is let be."""
+    """``private/status.json`` and, for a failure, ``private/traceback.txt``; an unwritable folder is let be."""
     private = folder / "private"
     try:
         private.mkdir(parents=True, exist_ok=True)
@@ -163,7 +170,10 @@ def result_table(result: RunResult) -> Table:
         ("ε", f"{guarantee.epsilon:.6g}" + (f"   (by {', by '.join(others)})" if others else "")),
         ("δ", f"{guarantee.delta:.3g}"),
         ("relation", f"{guarantee.neighboring_relation}, unit: one {guarantee.unit}"),
-        ("accountant", f"{guarantee.accountant}" + (f" → {result.accountant_used}" if guarantee.accountant == "best" else "")),
+        (
+            "accountant",
+            f"{guarantee.accountant}" + (f" → {result.accountant_used}" if guarantee.accountant == "best" else ""),
+        ),
         ("method", f"{plan.method}, {plan.model}, {plan.steps} noisy release{'s' if plan.steps != 1 else ''}"),
     ]
     if result.metrics:
@@ -272,12 +282,17 @@ def finish_sweep(root: Path) -> None:
     jobs = json.loads((root / SWEEP_FILE).read_text("utf-8"))["jobs"]
     failed = [job["number"] for job in jobs if read_status(root / job["folders"][-1]) != "done"]
     summary = write_sweep_report(root)
-    composed = summary.get("composed", {})
+    composed = summary.get("composed")
+    total = (
+        f"ε = {float(composed['epsilon']):.4g} at δ = {float(composed['delta']):.3g} (each job has its own ε; picking "
+        "the best is not free)"
+        if composed
+        else "no composed ε can be stated (the report says why)"
+    )
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(
         f"{len(jobs) - len(failed)} of {len(jobs)} jobs done → {root / 'report.html'}\n"
-        f"publishing the whole sweep: ε = {float(composed.get('epsilon', 'nan')):.4g} "
-        f"at δ = {float(composed.get('delta', 'nan')):.3g} (each job has its own ε; picking the best is not free)",
+        f"publishing the whole sweep: {total}",
         markup=False,
     )
     if failed:
@@ -301,7 +316,8 @@ def resume_sweep(root: Path) -> int:
         missing = [job for job in jobs if read_status(root / job["folders"][-1]) != "done"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
-            f"resume_sweep = {str(root)!r} is not a sweep's folder: {SWEEP_FILE} cannot be read ({type(error).__name__})."
+            f"resume_sweep = {str(root)!r} is not a sweep's folder: {SWEEP_FILE} cannot be read "
+            f"({type(error).__name__})."
         ) from error
     print(f"{len(jobs) - len(missing)} of {len(jobs)} jobs are done; running {len(missing)}")
     with hydra.initialize_config_dir(str(configuration.config_folder()), version_base="1.3"):
@@ -310,13 +326,13 @@ def resume_sweep(root: Path) -> int:
         configuration.check(config)
     for job, config in composed:
         folder = root / job["folders"][-1]
-        if _can_go_on(folder) and run_job(config, folder, resume=True):
+        if _can_go_on(folder) and run_job(config, folder, job["overrides"], resume=True):
             continue
         if folder.exists():
             job["folders"].append(f"{job['number']}-{len(job['folders'])}")
             write_sweep(root, jobs)
             folder = root / job["folders"][-1]
-        run_job(config, folder)
+        run_job(config, folder, job["overrides"])
     finish_sweep(root)
     return 1 if any(read_status(root / job["folders"][-1]) != "done" for job in jobs) else 0
 
@@ -347,8 +363,9 @@ def main() -> int:
 
 
 def _task(config: DictConfig) -> str:
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    return "done" if run_job(config, folder) else "failed"
+    composed = HydraConfig.get()
+    folder = Path(composed.runtime.output_dir)
+    return "done" if run_job(config, folder, list(composed.overrides.task)) else "failed"
 
 
 def _check_names(arguments: Sequence[str]) -> None:

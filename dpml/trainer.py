@@ -7,14 +7,13 @@ ledger says.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,159 +22,23 @@ import numpy as np
 from dpml import accounting, erm
 from dpml.accounting import DatasetLedger, Event, Ledger, NonPrivate, Trajectory
 from dpml.accounting.sample_size import guidance as sample_size_guidance
+from dpml.arguments import MODELS, check_arguments
 from dpml.data import PrivateData, PublicInfo, Records
 from dpml.errors import ConfigError, LedgerError, RunFolderError, invalid
 from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
-from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores, describe
-from dpml.results import RESULT_FORMAT, Guarantee, dumps, to_jsonable
-from dpml.version import __version__
+from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
+from dpml.results import Guarantee, dumps, to_jsonable
+from dpml.runs import EpsilonSoFar, Plan, Progress, RunResult, plan_differences, public_description, records_mac
 
 if TYPE_CHECKING:
     import torch
 
-MODELS = ("logreg", "softmax", "mlp")
-METHODS = ("dp_sgd", "output", "objective", "auto", "nonprivate")
-RELATIONS = ("add_remove", "replace_one")
-ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp")
-DEVICES = ("auto", "cpu", "cuda")
 TRAJECTORY_POINTS = 20
 
-Progress = Callable[[int, int, float], None]
-"""Called after each step with (step, steps, ε so far); all three are public."""
-
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything about a run that is fixed before a record is read.
-
-    Attributes:
-        method, model: what trains what; ``method`` is never ``"auto"`` here.
-        guarantee: the promise.  What is reported after the run is at most this.
-        event: the whole run as an event.
-        parameters: the method's own frozen plan (noise, steps, rates, regularisation, …).
-        steps: noisy releases.
-        noise_multiplier: noise standard deviation ÷ L2 sensitivity of the main release.
-        trajectory: ε(δ) after each of some steps, for RDP, zCDP and the best accountant.
-        guidance: the sample-size verdict.
-        data: the declared facts about the data that the plan rests on.
-        reason: why this method, in one line.
-    """
-
-    method: str
-    model: str
-    guarantee: Guarantee
-    event: Event
-    parameters: Any
-    steps: int
-    noise_multiplier: float
-    trajectory: Trajectory
-    guidance: Mapping[str, Any]
-    data: Mapping[str, Any]
-    reason: str
-    device: str
-    seed: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; the ledger's first line."""
-        parameters = {
-            key: value.to_json() if hasattr(value, "to_json") else to_jsonable(value)
-            for key, value in vars(self.parameters).items()
-        }
-        return {
-            "dpml_version": __version__,
-            "method": self.method,
-            "model": self.model,
-            "reason": self.reason,
-            "guarantee": to_jsonable(self.guarantee),
-            "event": self.event.to_json(),
-            "steps": self.steps,
-            "noise_multiplier": to_jsonable(self.noise_multiplier),
-            "parameters": parameters,
-            "data": to_jsonable(self.data),
-            "device": self.device,
-            "seed": self.seed,
-        }
-
-    def rows(self) -> list[tuple[str, str]]:
-        """What a person wants to see before the run starts, as (name, value) pairs."""
-        shown = {
-            "sample_rate": "sample rate q",
-            "expected_batch_size": "expected batch size",
-            "max_grad_norm": "clipping norm",
-            "learning_rate": "learning rate",
-            "regularization": "regularization Λ (mean form)",
-            "noise_std": "noise standard deviation",
-            "solution_norm": "solution norm R",
-        }
-        rows = [
-            ("method", f"{self.method} ({self.reason})"),
-            ("model", f"{self.model}, {self.data['n_features']} features, {len(self.data['classes'])} classes"),
-            ("n declared", f"{self.data['n_declared']:,}"),
-            ("promise", str(self.guarantee)),
-            ("noise multiplier", f"{self.noise_multiplier:.6g}"),
-            ("steps", str(self.steps)),
-        ]
-        for key, label in shown.items():
-            value = getattr(self.parameters, key, None)
-            if value is not None:
-                rows.append((label, f"{value:.6g}" if isinstance(value, float) else str(value)))
-        rows.append(("device", self.device))
-        return rows
-
-    def __str__(self) -> str:
-        return describe(self.rows()) + "\n" + str(self.guidance["text"])
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a finished run leaves.
-
-    Attributes:
-        guarantee: recomputed from the ledger; at most the plan's promise.
-        metrics: test metrics, empty unless the test set is declared public.
-        nonprivate: the same for a model without privacy, only for public data.
-        model: the released model.
-        ledger: head hash and number of lines.
-        run_dir: where the files are, ``None`` for a run in memory.
-        private: what tells about records (drawn batch sizes, counts, private metrics): for the custodian only.
-    """
-
-    guarantee: Guarantee
-    trajectory: Trajectory
-    ledger: Mapping[str, Any]
-    metrics: Mapping[str, float | str]
-    nonprivate: Mapping[str, float] | None
-    plan: Plan
-    model: PrivateModel
-    accountant_used: str
-    run_dir: Path | None
-    private: Mapping[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content of ``result.json``: public or charged values only (``private`` is left out)."""
-        return {
-            "format": RESULT_FORMAT,
-            "dpml_version": __version__,
-            "epsilon": to_jsonable(self.guarantee.epsilon),
-            "delta": self.guarantee.delta,
-            "neighboring_relation": self.guarantee.neighboring_relation,
-            "unit": self.guarantee.unit,
-            "accountant": self.guarantee.accountant,
-            "accountant_used": self.accountant_used,
-            "epsilon_source": "recomputed",
-            "assumptions": list(self.guarantee.assumptions),
-            "method": self.plan.method,
-            "model": self.plan.model,
-            "steps": self.plan.steps,
-            "noise_multiplier": to_jsonable(self.plan.noise_multiplier),
-            "metrics": dict(self.metrics),
-            "nonprivate": None if self.nonprivate is None else dict(self.nonprivate),
-            "trajectory": to_jsonable(self.trajectory),
-            "guidance": to_jsonable(self.plan.guidance),
-            "plan": self.plan.to_dict(),
-            "ledger": dict(self.ledger),
-            "data": to_jsonable(self.plan.data),
-        }
+class NonPrivatePlan:
+    """Nothing to plan: no noise, no budget."""
 
 
 class PrivateTrainer:
@@ -271,59 +134,16 @@ class PrivateTrainer:
         self.dataset_epsilon = dataset_epsilon
         self.dataset_delta = dataset_delta
         self.compare_nonprivate = compare_nonprivate
-        self._check_arguments()
+        check_arguments(self)
+        self._check_method()
 
     # -- checks that need no data ---------------------------------------------------------------------------------
-    def _check_arguments(self) -> None:
-        if isinstance(self.model, str):
-            _one_of("model", self.model, MODELS, " or a torch.nn.Module")
-        _one_of("method", self.method, METHODS)
-        _one_of("neighboring_relation", self.neighboring_relation, RELATIONS)
-        _one_of("accountant", self.accountant, ACCOUNTANTS)
-        _one_of("device", self.device, DEVICES)
-        if self.epsilon is not None and self.noise_multiplier is not None:
-            raise ConfigError(
-                f"epsilon = {self.epsilon!r} and noise_multiplier = {self.noise_multiplier!r} exclude each other: "
-                "give the budget and the noise follows, or give the noise and the budget follows."
-            )
-        if self.epsilon is not None and not _is_positive(self.epsilon):
-            raise invalid("epsilon", self.epsilon, "a finite number > 0", "For a run without privacy use method='nonprivate'.")
-        if self.delta is not None and not (_is_number(self.delta) and 0 < self.delta < 1):
-            raise invalid("delta", self.delta, "> 0 and < 1/n_declared", "Leave it out for min(1e-5, 0.1/n_declared).")
-        if self.steps is not None and self.epochs is not None:
-            raise ConfigError(f"steps = {self.steps!r} and epochs = {self.epochs!r} exclude each other: give one.")
-        for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta"):
-            value = getattr(self, name)
-            if value is not None and not _is_positive(value):
-                raise invalid(name, value, "a finite number > 0")
-        for name in ("max_grad_norm", "solution_norm", "excess_risk"):
-            if not _is_positive(getattr(self, name)):
-                raise invalid(name, getattr(self, name), "a finite number > 0")
-        for name in ("steps", "expected_batch_size", "micro_batch_size", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise invalid(name, value, "an integer ≥ 1")
-        for name in ("learning_rate", "regularization"):
-            value = getattr(self, name)
-            if value != "auto" and not _is_positive(value):
-                raise invalid(name, value, '"auto" or a finite number > 0')
-        if not (_is_number(self.momentum) and 0 <= self.momentum < 1):
-            raise invalid("momentum", self.momentum, "a number in [0, 1)")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise invalid("seed", self.seed, "an integer ≥ 0")
-        if not self.hidden or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in self.hidden):
-            raise invalid("hidden", self.hidden, "one or more integers ≥ 1")
-        caps = (self.dataset_epsilon, self.dataset_delta)
-        if self.dataset_ledger is not None and None in caps:
-            raise ConfigError(
-                f"dataset_ledger = {str(self.dataset_ledger)!r} needs a cap: set dataset_epsilon and dataset_delta, the "
-                "most that all runs on this data set may spend together."
-            )
-        if self.dataset_ledger is None and caps != (None, None):
-            raise ConfigError("dataset_epsilon and dataset_delta are the cap of a dataset_ledger: name its file.")
+    def _check_method(self) -> None:
         method = self._method()
         if method in ("output", "objective", "nonprivate") and self.noise_multiplier is not None:
-            raise invalid("noise_multiplier", self.noise_multiplier, f"left out with method={method!r}", "Give epsilon instead.")
+            raise invalid(
+                "noise_multiplier", self.noise_multiplier, f"left out with method={method!r}", "Give epsilon instead."
+            )
         if method in ("output", "objective") and self.model != "logreg":
             name = self.model if isinstance(self.model, str) else type(self.model).__name__
             raise ConfigError(
@@ -348,7 +168,12 @@ class PrivateTrainer:
 
         available = torch.cuda.is_available()
         if self.device == "cuda" and not available:
-            raise invalid("device", "cuda", "a device that PyTorch sees, and it sees no CUDA device", "Use device='auto' or 'cpu'.")
+            raise invalid(
+                "device",
+                "cuda",
+                "a device that PyTorch sees, and it sees no CUDA device",
+                "Use device='auto' or 'cpu'.",
+            )
         return "cuda" if available else "cpu"
 
     # -- plan -----------------------------------------------------------------------------------------------------
@@ -377,7 +202,7 @@ class PrivateTrainer:
         epsilon = self.epsilon if self.epsilon is not None else (None if self.noise_multiplier is not None else 1.0)
         parameters: Any
         if method == "nonprivate":
-            parameters, event, epsilon, delta = _NonPrivatePlan(), NonPrivate(), math.inf, 0.0
+            parameters, event, epsilon, delta = NonPrivatePlan(), NonPrivate(), math.inf, 0.0
             steps, noise_multiplier = 0, 0.0
             trajectory = Trajectory(0.0, (), None, None, None, {})
         else:
@@ -458,12 +283,14 @@ class PrivateTrainer:
             )
         if self.model == "logreg" and len(public.classes) != 2:
             raise ConfigError(
-                f"model = 'logreg' needs two classes, the data declare {len(public.classes)}. Use model='softmax' or 'mlp'."
+                f"model = 'logreg' needs two classes, the data declare {len(public.classes)}. "
+                "Use model='softmax' or 'mlp'."
             )
-        if method == "dp_sgd" and self.expected_batch_size is not None and self.expected_batch_size > public.n_declared:
+        batch = self.expected_batch_size
+        if method == "dp_sgd" and batch is not None and batch > public.n_declared:
             raise invalid(
                 "expected_batch_size",
-                self.expected_batch_size,
+                batch,
                 f"≤ n_declared = {public.n_declared}",
                 "Lower it, or leave it out for a size that follows from n_declared.",
             )
@@ -471,7 +298,7 @@ class PrivateTrainer:
             raise ConfigError(f"method = {method!r} needs norm_bound, a public bound on the L2 norm of a record.")
 
     def _parameters(self, public: PublicInfo, method: str, epsilon: float | None, delta: float) -> Any:
-        common = {
+        common: dict[str, Any] = {
             "n_declared": public.n_declared,
             "n_features": public.n_features,
             "epsilon": epsilon,
@@ -524,7 +351,9 @@ class PrivateTrainer:
         if method == "dp_sgd":
             notes.append("every batch was drawn by secret independent coins (Poisson sampling)")
         if method == "objective":
-            notes.append("logistic loss with the intercept inside the clipped row; exact-arithmetic proof, verified minimum")
+            notes.append(
+                "logistic loss with the intercept inside the clipped row; exact-arithmetic proof, verified minimum"
+            )
         notes.append("floating-point noise is treated as real-valued")
         return tuple(notes)
 
@@ -548,13 +377,21 @@ class PrivateTrainer:
         )
 
     # -- fit ------------------------------------------------------------------------------------------------------
-    def fit(self, data: PrivateData, *, progress: Progress | None = None, config: str | None = None) -> RunResult:
+    def fit(
+        self,
+        data: PrivateData,
+        *,
+        progress: Progress | None = None,
+        config: str | None = None,
+        command: str | None = None,
+    ) -> RunResult:
         """Plan, charge, train, recompute and release.
 
         Args:
             data: the private data; read only after the plan stands and the run folder and caps are checked.
             progress: called after every step with public numbers.
             config: text of ``release/config.yaml``; default is the trainer's own arguments.
+            command: the command line that repeats the run, for the report.
 
         Raises:
             ConfigError, AccountingError, BudgetExceededError, RunFolderError: nothing was read.
@@ -565,7 +402,7 @@ class PrivateTrainer:
         folder = None if self.run_dir is None else RunFolder.create(self.run_dir)
         if folder is not None:
             folder.publish("config.yaml", config if config is not None else dumps(self.describe()) + "\n")
-            folder.publish("schema.json", dumps(_public_description(data.public)) + "\n")
+            folder.publish("schema.json", dumps(public_description(data.public)) + "\n")
         ledger = Ledger.create(None if folder is None else folder.release / "ledger.jsonl", plan.to_dict())
         if cap is not None:
             run_name = "in memory" if folder is None else str(folder.path)
@@ -574,9 +411,9 @@ class PrivateTrainer:
         records = data.load(self.noise_source or FixedNoise(split_key))
         if folder is not None:
             key = secrets.token_bytes(32)
-            folder.keep("resume.json", {"key": key.hex(), "split_key": str(split_key), "mac": _mac(key, records),
+            folder.keep("resume.json", {"key": key.hex(), "split_key": str(split_key), "mac": records_mac(key, records),
                                         "arguments": self.describe()})  # fmt: skip
-        return self._run(plan, data.public, records, ledger, folder, progress, start=None)
+        return self._run(plan, data.public, records, ledger, folder, progress, None, command)
 
     def _dataset_ledger(self) -> DatasetLedger | None:
         if self.dataset_ledger is None or self._method() == "nonprivate":
@@ -599,6 +436,7 @@ class PrivateTrainer:
         folder: RunFolder | None,
         progress: Progress | None,
         start: Mapping[str, Any] | None,
+        command: str | None,
     ) -> RunResult:
         noise = self.noise_source or default_noise()
         weights, module, diagnostics = self._train(plan, public, records, ledger, folder, noise, progress, start)
@@ -640,6 +478,7 @@ class PrivateTrainer:
             accountant_used=used,
             run_dir=None if folder is None else folder.path,
             private=private,
+            command=command,
         )
         if folder is not None:
             folder.keep("diagnostics.json", private)
@@ -661,10 +500,11 @@ class PrivateTrainer:
         start: Mapping[str, Any] | None,
     ) -> tuple[dict[str, np.ndarray], torch.nn.Module | None, dict[str, Any]]:
         """Run the method; every event goes through ``ledger.charge`` first."""
+        notes: dict[str, Any] = {}
         if plan.method in ("output", "objective") or (plan.method == "nonprivate" and plan.model == "logreg"):
             signed = 2.0 * records.y - 1.0
             if plan.method == "nonprivate":
-                theta, notes = erm.fit_nonprivate(records.X, signed), {}
+                theta = erm.fit_nonprivate(records.X, signed)
             else:
                 fit = erm.fit_output if plan.method == "output" else erm.fit_objective
                 theta, notes = fit(
@@ -685,9 +525,8 @@ class PrivateTrainer:
             trained = sgd.fit_nonprivate_module(
                 network, records.X, records.y, loss=self.loss, device=plan.device, seed=self.seed
             )
-            notes = {}
         else:
-            shown = _EpsilonSoFar(plan.trajectory)
+            shown = EpsilonSoFar(plan.trajectory)
             trained, notes = sgd.fit_dp_sgd(
                 plan.parameters,
                 network,
@@ -698,9 +537,9 @@ class PrivateTrainer:
                 loss=self.loss,
                 reserve=lambda event, count: ledger.charge(event, stage="train", count=count),
                 on_step=None if progress is None else lambda step: progress(step, plan.steps, shown(step)),
-                save_checkpoint=None if folder is None else lambda state: sgd.save_state(
-                    folder.private / "checkpoint.safetensors", state
-                ),
+                save_checkpoint=None
+                if folder is None
+                else lambda state: sgd.save_state(folder.private / "checkpoint.safetensors", state),
                 start=start,
             )
         weights = sgd.weights_of(trained)
@@ -726,15 +565,7 @@ class PrivateTrainer:
                 f"the ledger's events give epsilon = {epsilon!r}, more than the promised {promise.epsilon!r}: "
                 "nothing was released. This is a bug in dpml; please report it."
             )
-        recomputed = Guarantee(
-            epsilon=epsilon,
-            delta=promise.delta,
-            neighboring_relation=promise.neighboring_relation,
-            unit=promise.unit,
-            accountant=promise.accountant,
-            assumptions=promise.assumptions,
-        )
-        return recomputed, used
+        return replace(promise, epsilon=epsilon), used
 
     def _nonprivate(self, plan: Plan, public: PublicInfo, records: Records) -> dict[str, float] | None:
         """Scores of the same linear model without privacy: only where everything is declared public."""
@@ -755,6 +586,7 @@ class PrivateTrainer:
         model: torch.nn.Module | None = None,
         progress: Progress | None = None,
         noise_source: NoiseSource | None = None,
+        command: str | None = None,
     ) -> RunResult:
         """Go on with a killed ``dp_sgd`` run: the remaining T − charged steps, with fresh noise.
 
@@ -777,15 +609,16 @@ class PrivateTrainer:
         trainer = cls(**arguments, run_dir=folder.path, noise_source=noise_source)
         ledger = Ledger.resume(folder.release / "ledger.jsonl")
         plan = trainer.plan(data)
-        differences = _differences(ledger.lines[0]["plan"], plan.to_dict())
+        differences = plan_differences(ledger.lines[0]["plan"], plan.to_dict())
         if differences:
             raise ConfigError("the run's plan and the plan for these arguments differ: " + "; ".join(differences))
         if plan.method != "dp_sgd":
             raise RunFolderError(
-                f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. Start a new run."
+                f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. "
+                "Start a new run."
             )
         records = data.load(noise_source or FixedNoise(int(saved["split_key"])))
-        if not hmac.compare_digest(_mac(bytes.fromhex(saved["key"]), records), saved["mac"]):
+        if not hmac.compare_digest(records_mac(bytes.fromhex(saved["key"]), records), saved["mac"]):
             raise ConfigError("the data are not those that the run started with; resume needs the very same records.")
         from dpml.sgd import load_state
 
@@ -798,7 +631,7 @@ class PrivateTrainer:
                 "is left to run. Start a new run."
             )
         start = {**state, "step": charged}
-        return trainer._run(plan, data.public, records, ledger, folder, progress, start)
+        return trainer._run(plan, data.public, records, ledger, folder, progress, start, command)
 
     def describe(self) -> dict[str, Any]:
         """The constructor's arguments as plain values (no paths, no live objects)."""
@@ -806,78 +639,3 @@ class PrivateTrainer:
         values = {name: value for name, value in vars(self).items() if name not in skipped}
         values["model"] = self._model_name()
         return dict(to_jsonable(values))
-
-
-@dataclass(frozen=True)
-class _NonPrivatePlan:
-    """Nothing to plan: no noise, no budget."""
-
-
-class _EpsilonSoFar:
-    """ε after a step for the progress bar: the trajectory's next point, so never too small."""
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        series = trajectory.best or ()
-        self._steps = np.asarray(trajectory.steps)
-        self._values = np.asarray(series, dtype=float)
-
-    def __call__(self, step: int) -> float:
-        if len(self._values) == 0:
-            return math.nan
-        index = min(int(np.searchsorted(self._steps, step)), len(self._values) - 1)
-        return float(self._values[index])
-
-
-def _one_of(name: str, value: object, allowed: Sequence[str], more: str = "") -> None:
-    if value not in allowed:
-        import difflib
-
-        near = difflib.get_close_matches(str(value), allowed, 1)
-        raise invalid(name, value, "one of " + ", ".join(allowed) + more, f"Did you mean {near[0]!r}?" if near else "")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_positive(value: object) -> bool:
-    return _is_number(value) and float(value) > 0  # type: ignore[arg-type]
-
-
-def _public_description(public: PublicInfo) -> dict[str, Any]:
-    """``schema.json``: the table's schema, or what was declared of arrays."""
-    if public.schema is not None:
-        return dict(public.schema)
-    return {
-        "name": public.name,
-        "n_declared": public.n_declared,
-        "classes": list(public.classes),
-        "norm_bound": public.norm_bound,
-        "preprocessing": dict(public.preprocessing),
-    }
-
-
-def _mac(key: bytes, records: Records) -> str:
-    """HMAC of the records under a key that stays in ``private/`` (a bare hash would let an adversary test guesses)."""
-    mac = hmac.new(key, digestmod=hashlib.sha256)
-    for array in (records.X, records.y):
-        block = np.ascontiguousarray(array)
-        mac.update(str(block.shape).encode())
-        mac.update(memoryview(block).cast("B") if block.size else b"")
-    return mac.hexdigest()
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Where two plans differ, as ``name: old → new``."""
-    found: list[str] = []
-    new = json.loads(dumps(new))
-    for key in sorted(set(old) | set(new)):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key}: {a!r} → {b!r}")
-    return found
-
-
-__all__ = ["Plan", "PrivateTrainer", "RunResult"]

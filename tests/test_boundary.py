@@ -31,7 +31,9 @@ def with_nan(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_strange_label(frame: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat([frame, pd.DataFrame({"age": [3], "money": [1], "town": ["a"], "label": ["?"]})], ignore_index=True)
+    return pd.concat(
+        [frame, pd.DataFrame({"age": [3], "money": [1], "town": ["a"], "label": ["?"]})], ignore_index=True
+    )
 
 
 def with_far_value(frame: pd.DataFrame) -> pd.DataFrame:
@@ -53,7 +55,9 @@ PAIRS: dict[str, tuple[pd.DataFrame, pd.DataFrame]] = {
 
 def run(folder: Path, frame: pd.DataFrame, method: str, capsys: pytest.CaptureFixture[str], **data: Any) -> str:
     table, schema = write_people(folder / "data", frame)
-    changes: dict[str, Any] = {"steps": 6, "expected_batch_size": 50, "checkpoint_every": 2} if method == "dp_sgd" else {}
+    changes: dict[str, Any] = (
+        {"steps": 6, "expected_batch_size": 50, "checkpoint_every": 2} if method == "dp_sgd" else {}
+    )
     trainer = PrivateTrainer(
         method=method, epsilon=1.0, delta=1e-4, noise_source=FixedNoise(3), run_dir=folder / "run", **changes
     )

@@ -40,7 +40,9 @@ def test_public_names_resolve_and_others_do_not() -> None:
 
 
 def test_strict_json_of_every_value() -> None:
-    text = results.dumps({"a": np.float64(1.5), "b": np.arange(2), "c": float("inf"), "d": float("nan"), "e": (1, None)})
+    text = results.dumps(
+        {"a": np.float64(1.5), "b": np.arange(2), "c": float("inf"), "d": float("nan"), "e": (1, None)}
+    )
     assert json.loads(text) == {"a": 1.5, "b": [0, 1], "c": "inf", "d": "nan", "e": [1, None]}
     assert results.number("inf") == float("inf")
     with pytest.raises(TypeError, match="has no JSON form"):

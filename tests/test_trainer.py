@@ -183,7 +183,7 @@ def test_every_accountant_calibrates_dp_sgd_within_budget(accountant: str) -> No
 
 
 def test_an_accountant_that_cannot_bound_the_method_says_so_before_data() -> None:
-    with pytest.raises(UnsupportedEventError, match="(?i)objective"):
+    with pytest.raises(UnsupportedEventError, match=r"(?i)objective"):
         trainer("objective", accountant="pld").plan(small())
 
 
@@ -237,7 +237,7 @@ def test_bad_arguments_are_refused_by_name(arguments: dict[str, Any], message: s
 def test_bad_data_declarations_are_refused_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     data = small()
     monkeypatch.setattr(PrivateData, "load", lambda *_: pytest.fail("records were read"))
-    with pytest.raises(ConfigError, match="delta = 0.01 .*1/n_declared"):
+    with pytest.raises(ConfigError, match=r"delta = 0.01 .*1/n_declared"):
         trainer(delta=0.01).fit(data)
     with pytest.raises(ConfigError, match=r"expected_batch_size = 481 .*n_declared = 480"):
         trainer("dp_sgd", expected_batch_size=481).fit(data)
@@ -287,7 +287,9 @@ def test_run_folder_that_is_used_or_not_writable_is_refused(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_full_disk_while_charging_releases_nothing(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_charging_releases_nothing(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dpml.accounting import ledger
 
     real, calls = ledger.write_all, []
@@ -351,7 +353,7 @@ def test_resume_refuses_changed_data_and_changed_arguments(tmp_path: Path) -> No
     text = json.loads(saved.read_text())
     text["arguments"]["momentum"] = 0.5
     saved.write_text(json.dumps(text))
-    with pytest.raises(ConfigError, match="momentum: 0.9 → 0.5"):
+    with pytest.raises(ConfigError, match=r"momentum: 0.9 → 0.5"):
         PrivateTrainer.resume(tmp_path / "run", small())
 
 
@@ -400,5 +402,5 @@ def test_public_signatures_are_frozen() -> None:
         "regularization", "hidden", "loss", "micro_batch_size", "checkpoint_every", "device", "seed", "run_dir",
         "noise_source", "excess_risk",
     ]  # fmt: skip
-    assert list(inspect.signature(PrivateTrainer.fit).parameters) == ["self", "data", "progress", "config"]
+    assert list(inspect.signature(PrivateTrainer.fit).parameters) == ["self", "data", "progress", "config", "command"]
     assert list(inspect.signature(load).parameters) == ["folder", "module"]

@@ -32,7 +32,7 @@ def test_composed_experiment_is_the_frozen_one(name: str) -> None:
 
 
 def test_every_experiment_has_a_golden_file() -> None:
-    assert EXPERIMENTS == sorted(path.stem for path in GOLDEN.glob("*.yaml"))
+    assert sorted(path.stem for path in GOLDEN.glob("*.yaml")) == EXPERIMENTS
     assert {"logreg", "mlp", "fashion_mnist_linear"} <= set(EXPERIMENTS)
 
 

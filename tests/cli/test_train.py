@@ -32,6 +32,7 @@ def test_one_run_writes_a_folder_that_verifies(cli: Any, tmp_path: Path) -> None
         assert word in out
     result = json.loads((tmp_path / "here/result.json").read_text())
     assert result["method"] == "dp_sgd"
+    assert result["command"].startswith("python -m dpml.train +experiment=logreg data=synthetic")
     assert f"{result['metrics']['accuracy']:.4f}" in out
     assert accounting.verify(tmp_path / "here").ok
     assert (tmp_path / "here/report.html").read_text("utf-8").startswith("<!doctype html>")
@@ -81,7 +82,9 @@ BAD: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
 def test_bad_input_stops_before_data_and_says_what_to_do(
     arguments: tuple[str, ...], message: str, cli: Any, tmp_path: Path
 ) -> None:
@@ -138,7 +141,12 @@ def test_an_empty_table_releases_nothing(cli: Any, tmp_path: Path) -> None:
 # -- sweeps -------------------------------------------------------------------------------------------------------
 def test_sweep_of_four_budgets_and_two_methods(cli: Any, tmp_path: Path) -> None:
     status, out, err = cli(
-        "-m", "+experiment=logreg", *SMALL, "privacy.epsilon=0.5,1,2,4", "method=output,objective", "hydra.sweep.dir=sweep"
+        "-m",
+        "+experiment=logreg",
+        *SMALL,
+        "privacy.epsilon=0.5,1,2,4",
+        "method=output,objective",
+        "hydra.sweep.dir=sweep",
     )
     assert status == 0, err
     root = tmp_path / "sweep"

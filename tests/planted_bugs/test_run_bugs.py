@@ -171,8 +171,8 @@ def metrics_of_private_data_published(patch: pytest.MonkeyPatch) -> None:
     real = PrivateTrainer._run
 
     def leaks(self: PrivateTrainer, plan: Any, public: PublicInfo, records: Records, ledger: Any, folder: Any,
-                progress: Any, start: Any) -> Any:  # fmt: skip
-        return real(self, plan, replace(public, test_is_public=True), records, ledger, folder, progress, start)
+                progress: Any, *rest: Any) -> Any:  # fmt: skip
+        return real(self, plan, replace(public, test_is_public=True), records, ledger, folder, progress, *rest)
 
     patch.setattr(PrivateTrainer, "_run", leaks)
 
@@ -213,7 +213,10 @@ def test_checks_pass_unpatched(check: Callable[[Path], None], tmp_path: Path) ->
 
 @pytest.mark.parametrize(("bug", "check"), BUGS, ids=lambda f: f.__name__)
 def test_bug_is_caught(
-    bug: Callable[[pytest.MonkeyPatch], None], check: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bug: Callable[[pytest.MonkeyPatch], None],
+    check: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, LedgerError, pytest.fail.Exception)):

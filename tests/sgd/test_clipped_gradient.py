@@ -91,6 +91,7 @@ def test_sums_and_norms_equal_a_loop_over_single_records(name, dtype):
             torch.testing.assert_close(got_norms, expected_norms, rtol=tolerance * 10, atol=tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("name", ["linear", "mlp", "conv", "embedding", "layer_norm", "group_norm"])
 def test_opacus_agrees(name):
     """Second opinion: Opacus' hooks give the same per-example norms (its default path, another algorithm)."""

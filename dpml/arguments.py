@@ -1,0 +1,86 @@
+"""Checks of the trainer's arguments that need no data; each refusal names argument, value, what is allowed, way out."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpml.errors import ConfigError, invalid
+
+if TYPE_CHECKING:
+    from dpml.trainer import PrivateTrainer
+
+MODELS = ("logreg", "softmax", "mlp")
+METHODS = ("dp_sgd", "output", "objective", "auto", "nonprivate")
+RELATIONS = ("add_remove", "replace_one")
+ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def check_arguments(trainer: PrivateTrainer) -> None:
+    if isinstance(trainer.model, str):
+        one_of("model", trainer.model, MODELS, " or a torch.nn.Module")
+    one_of("method", trainer.method, METHODS)
+    one_of("neighboring_relation", trainer.neighboring_relation, RELATIONS)
+    one_of("accountant", trainer.accountant, ACCOUNTANTS)
+    one_of("device", trainer.device, DEVICES)
+    if trainer.epsilon is not None and trainer.noise_multiplier is not None:
+        raise ConfigError(
+            f"epsilon = {trainer.epsilon!r} and noise_multiplier = {trainer.noise_multiplier!r} exclude each other: "
+            "give the budget and the noise follows, or give the noise and the budget follows."
+        )
+    if trainer.epsilon is not None and not is_positive(trainer.epsilon):
+        raise invalid(
+            "epsilon", trainer.epsilon, "a finite number > 0", "For a run without privacy use method='nonprivate'."
+        )
+    if trainer.delta is not None and not (is_number(trainer.delta) and 0 < trainer.delta < 1):
+        raise invalid("delta", trainer.delta, "> 0 and < 1/n_declared", "Leave it out for min(1e-5, 0.1/n_declared).")
+    if trainer.steps is not None and trainer.epochs is not None:
+        raise ConfigError(f"steps = {trainer.steps!r} and epochs = {trainer.epochs!r} exclude each other: give one.")
+    for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta"):
+        value = getattr(trainer, name)
+        if value is not None and not is_positive(value):
+            raise invalid(name, value, "a finite number > 0")
+    for name in ("max_grad_norm", "solution_norm", "excess_risk"):
+        if not is_positive(getattr(trainer, name)):
+            raise invalid(name, getattr(trainer, name), "a finite number > 0")
+    for name in ("steps", "expected_batch_size", "micro_batch_size", "checkpoint_every"):
+        value = getattr(trainer, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise invalid(name, value, "an integer ≥ 1")
+    for name in ("learning_rate", "regularization"):
+        value = getattr(trainer, name)
+        if value != "auto" and not is_positive(value):
+            raise invalid(name, value, '"auto" or a finite number > 0')
+    if not (is_number(trainer.momentum) and 0 <= trainer.momentum < 1):
+        raise invalid("momentum", trainer.momentum, "a number in [0, 1)")
+    if not isinstance(trainer.seed, int) or isinstance(trainer.seed, bool) or trainer.seed < 0:
+        raise invalid("seed", trainer.seed, "an integer ≥ 0")
+    if not trainer.hidden or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in trainer.hidden):
+        raise invalid("hidden", trainer.hidden, "one or more integers ≥ 1")
+    caps = (trainer.dataset_epsilon, trainer.dataset_delta)
+    if trainer.dataset_ledger is not None and None in caps:
+        raise ConfigError(
+            f"dataset_ledger = {str(trainer.dataset_ledger)!r} needs a cap: set dataset_epsilon and dataset_delta, the "
+            "most that all runs on this data set may spend together."
+        )
+    if trainer.dataset_ledger is None and caps != (None, None):
+        raise ConfigError("dataset_epsilon and dataset_delta are the cap of a dataset_ledger: name its file.")
+
+
+def one_of(name: str, value: object, allowed: Sequence[str], more: str = "") -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, 1)
+        raise invalid(name, value, "one of " + ", ".join(allowed) + more, f"Did you mean {near[0]!r}?" if near else "")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_positive(value: object) -> bool:
+    return is_number(value) and float(value) > 0  # type: ignore[arg-type]

@@ -1,0 +1,214 @@
+"""Records of a run and small helpers around them: the plan, the result, what resume compares.
+
+A :class:`Plan` stands before a record is read; a :class:`RunResult` is what a finished run leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpml.accounting import Event, Trajectory
+from dpml.data import PublicInfo, Records
+from dpml.release import PrivateModel, describe
+from dpml.results import RESULT_FORMAT, Guarantee, dumps, to_jsonable
+from dpml.version import __version__
+
+Progress = Callable[[int, int, float], None]
+"""Called after each step with (step, steps, ε so far); all three are public."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that is fixed before a record is read.
+
+    Attributes:
+        method, model: what trains what; ``method`` is never ``"auto"`` here.
+        guarantee: the promise.  What is reported after the run is at most this.
+        event: the whole run as an event.
+        parameters: the method's own frozen plan (noise, steps, rates, regularisation, …).
+        steps: noisy releases.
+        noise_multiplier: noise standard deviation ÷ L2 sensitivity of the main release.
+        trajectory: ε(δ) after each of some steps, for RDP, zCDP and the best accountant.
+        guidance: the sample-size verdict.
+        data: the declared facts about the data that the plan rests on.
+        reason: why this method, in one line.
+    """
+
+    method: str
+    model: str
+    guarantee: Guarantee
+    event: Event
+    parameters: Any
+    steps: int
+    noise_multiplier: float
+    trajectory: Trajectory
+    guidance: Mapping[str, Any]
+    data: Mapping[str, Any]
+    reason: str
+    device: str
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the ledger's first line."""
+        parameters = {
+            key: value.to_json() if hasattr(value, "to_json") else to_jsonable(value)
+            for key, value in vars(self.parameters).items()
+        }
+        return {
+            "dpml_version": __version__,
+            "method": self.method,
+            "model": self.model,
+            "reason": self.reason,
+            "guarantee": to_jsonable(self.guarantee),
+            "event": self.event.to_json(),
+            "steps": self.steps,
+            "noise_multiplier": to_jsonable(self.noise_multiplier),
+            "parameters": parameters,
+            "data": to_jsonable(self.data),
+            "device": self.device,
+            "seed": self.seed,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What a person wants to see before the run starts, as (name, value) pairs."""
+        shown = {
+            "sample_rate": "sample rate q",
+            "expected_batch_size": "expected batch size",
+            "max_grad_norm": "clipping norm",
+            "learning_rate": "learning rate",
+            "regularization": "regularization Λ (mean form)",
+            "noise_std": "noise standard deviation",
+            "solution_norm": "solution norm R",
+        }
+        rows = [
+            ("method", f"{self.method} ({self.reason})"),
+            ("model", f"{self.model}, {self.data['n_features']} features, {len(self.data['classes'])} classes"),
+            ("n declared", f"{self.data['n_declared']:,}"),
+            ("promise", str(self.guarantee)),
+            ("noise multiplier", f"{self.noise_multiplier:.6g}"),
+            ("steps", str(self.steps)),
+        ]
+        for key, label in shown.items():
+            value = getattr(self.parameters, key, None)
+            if value is not None:
+                rows.append((label, f"{value:.6g}" if isinstance(value, float) else str(value)))
+        rows.append(("device", self.device))
+        return rows
+
+    def __str__(self) -> str:
+        return describe(self.rows()) + "\n" + str(self.guidance["text"])
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves.
+
+    Attributes:
+        guarantee: recomputed from the ledger; at most the plan's promise.
+        metrics: test metrics, empty unless the test set is declared public.
+        nonprivate: the same for a model without privacy, only for public data.
+        model: the released model.
+        ledger: head hash and number of lines.
+        run_dir: where the files are, ``None`` for a run in memory.
+        command: the command line that repeats the run, where there was one.
+        private: what tells about records (drawn batch sizes, counts, private metrics): for the custodian only.
+    """
+
+    guarantee: Guarantee
+    trajectory: Trajectory
+    ledger: Mapping[str, Any]
+    metrics: Mapping[str, float | str]
+    nonprivate: Mapping[str, float] | None
+    plan: Plan
+    model: PrivateModel
+    accountant_used: str
+    run_dir: Path | None
+    private: Mapping[str, Any]
+    command: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of ``result.json``: public or charged values only (``private`` is left out)."""
+        return {
+            "format": RESULT_FORMAT,
+            "dpml_version": __version__,
+            "epsilon": to_jsonable(self.guarantee.epsilon),
+            "delta": self.guarantee.delta,
+            "neighboring_relation": self.guarantee.neighboring_relation,
+            "unit": self.guarantee.unit,
+            "accountant": self.guarantee.accountant,
+            "accountant_used": self.accountant_used,
+            "epsilon_source": "recomputed",
+            "assumptions": list(self.guarantee.assumptions),
+            "method": self.plan.method,
+            "model": self.plan.model,
+            "steps": self.plan.steps,
+            "noise_multiplier": to_jsonable(self.plan.noise_multiplier),
+            "metrics": dict(self.metrics),
+            "nonprivate": None if self.nonprivate is None else dict(self.nonprivate),
+            "trajectory": to_jsonable(self.trajectory),
+            "guidance": to_jsonable(self.plan.guidance),
+            "plan": self.plan.to_dict(),
+            "ledger": dict(self.ledger),
+            "data": to_jsonable(self.plan.data),
+            **({} if self.command is None else {"command": self.command}),
+        }
+
+
+class EpsilonSoFar:
+    """ε after a step for the progress bar: the trajectory's next point, so never too small."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        series = trajectory.best or ()
+        self._steps = np.asarray(trajectory.steps)
+        self._values = np.asarray(series, dtype=float)
+
+    def __call__(self, step: int) -> float:
+        if len(self._values) == 0:
+            return math.nan
+        index = min(int(np.searchsorted(self._steps, step)), len(self._values) - 1)
+        return float(self._values[index])
+
+
+def public_description(public: PublicInfo) -> dict[str, Any]:
+    """``schema.json``: the table's schema, or what was declared of arrays."""
+    if public.schema is not None:
+        return dict(public.schema)
+    return {
+        "name": public.name,
+        "n_declared": public.n_declared,
+        "classes": list(public.classes),
+        "norm_bound": public.norm_bound,
+        "preprocessing": dict(public.preprocessing),
+    }
+
+
+def records_mac(key: bytes, records: Records) -> str:
+    """HMAC of the records under a key that stays in ``private/`` (a bare hash would let an adversary test guesses)."""
+    mac = hmac.new(key, digestmod=hashlib.sha256)
+    for array in (records.X, records.y):
+        block = np.ascontiguousarray(array)
+        mac.update(str(block.shape).encode())
+        mac.update(block.tobytes())
+    return mac.hexdigest()
+
+
+def plan_differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Where two plans differ, as ``name: old → new``."""
+    found: list[str] = []
+    new = json.loads(dumps(new))
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += plan_differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a!r} → {b!r}")
+    return found

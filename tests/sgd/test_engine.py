@@ -1,0 +1,375 @@
+"""The DP-SGD loop: what is charged, drawn and released, in which order, and what it may depend on."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sgd_checks import RecordingNoise, TiedNetwork, one_record_loop, rows, run, small_plan
+from torch import nn
+
+from dpml import sgd
+from dpml.errors import ConfigError, DataError, LedgerError, ModelError
+from dpml.mechanisms import FixedNoise, SecretNoise
+from dpml.sgd.models import ModelLoss
+
+
+def parameters_of(model):
+    return np.concatenate([p.detach().numpy().ravel() for p in model.parameters()])
+
+
+def test_every_step_is_the_formula_of_the_docstring():
+    """A slow twin: one-record loop, the recorded coins and noise, heavy-ball momentum, linear decay."""
+    X, y = rows()
+    plan = small_plan(momentum=0.9, schedule="linear", steps=7)
+    model = sgd.build_model("mlp", 3, 2, hidden=(4,), seed=2).double()
+    trained, _, _, noise = run(plan, X, y, model=model)
+    twin = copy.deepcopy(model)
+    velocity = {name: torch.zeros_like(p) for name, p in twin.named_parameters()}
+    for step in range(plan.steps):
+        chosen = noise.uniforms[step] < plan.sample_rate
+        batch = (torch.from_numpy(X[chosen]), torch.from_numpy(y[chosen]))
+        sums, _ = one_record_loop(twin, ModelLoss(), batch, plan.max_grad_norm)
+        std, drawn = noise.normals[step]
+        assert std == plan.noise_multiplier * plan.max_grad_norm
+        with torch.no_grad():
+            at = 0
+            for name, p in twin.named_parameters():
+                z = torch.from_numpy(drawn[at : at + p.numel()]).reshape(p.shape)
+                at += p.numel()
+                velocity[name] = 0.9 * velocity[name] + (sums[name] + z) / plan.expected_batch_size
+                p -= plan.learning_rate * (1 - step / plan.steps) * velocity[name]
+        assert at == len(drawn)
+    np.testing.assert_allclose(parameters_of(trained), parameters_of(twin), rtol=1e-12, atol=1e-13)
+
+
+def test_reservations_come_before_the_first_draw_of_their_block_and_cover_every_step():
+    X, y = rows()
+    plan = small_plan(steps=12, checkpoint_every=5)
+    _, notes, charges, noise = run(plan, X, y)
+    block = ["uniform", "normal"]
+    assert noise.log == ["reserve 5", *block * 5, "reserve 5", *block * 5, "reserve 2", *block * 2]
+    assert [count for _, count in charges] == [5, 5, 2]
+    assert all(event == plan.event_per_step for event, _ in charges)
+    assert notes["steps_run"] == 12
+
+
+def test_nothing_is_drawn_when_the_reservation_fails():
+    X, y = rows()
+    noise = RecordingNoise()
+
+    def full_disk(event, count):
+        raise LedgerError("no space left")
+
+    with pytest.raises(LedgerError, match="no space"):
+        sgd.fit_dp_sgd(small_plan(), sgd.build_model("logreg", 3, 2), X, y, noise=noise, reserve=full_disk)
+    assert noise.log == []
+
+
+@pytest.mark.parametrize("micro", [None, 1, 3, 1000])
+def test_noise_is_drawn_once_per_step_whatever_the_micro_batches(micro):
+    X, y = rows()
+    model = sgd.build_model("mlp", 3, 2, hidden=(4,)).double()
+    plan = small_plan(micro_batch_size=micro)
+    trained, _, _, noise = run(plan, X, y, model=model)
+    size = sum(p.numel() for p in model.parameters())
+    assert [draw.shape for _, draw in noise.normals] == [(size,)] * plan.steps
+    assert len(noise.uniforms) == plan.steps
+    whole, *_ = run(small_plan(), X, y, model=model)
+    np.testing.assert_allclose(parameters_of(trained), parameters_of(whole), rtol=1e-10, atol=1e-12)
+
+
+def test_an_empty_batch_still_gets_noise_and_is_charged():
+    X, y = rows(n=6)
+    plan = small_plan(sample_rate=1e-9)
+    trained, notes, charges, noise = run(plan, X, y, model=nn.Linear(3, 1, bias=False).double())
+    assert notes["batch_size"] == [0] * 12
+    assert len(noise.normals) == sum(count for _, count in charges) == 12
+    start = RecordingNoise()  # the same draws
+    total = sum(start.normal(0.5, 3) for _ in range(12))
+    with_model = nn.Linear(3, 1, bias=False).double()
+    trained, *_ = run(plan, X, y, model=with_model)
+    moved = parameters_of(trained) - parameters_of(with_model)
+    np.testing.assert_allclose(moved, -0.1 * total / 10, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [39, 40, 41, 400])
+def test_the_actual_number_of_records_enters_neither_rate_nor_normaliser(n):
+    """One step from zero weights, without noise: the move is the clipped sum over public B, selection at public q."""
+    X, y = rows(n=n)
+    plan = small_plan(steps=1)
+    noise = RecordingNoise(scale=0.0)
+    trained, notes, _, _ = run(plan, X, y, noise=noise, model=sgd.build_model("logreg", 3, 2).double())
+    chosen = noise.uniforms[0] < 0.25
+    gradients = (0.5 - y[chosen])[:, None] * X[chosen]
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    expected = -0.1 * (gradients * np.minimum(1, 0.5 / norms)).sum(0) / 10
+    np.testing.assert_allclose(parameters_of(trained), expected, rtol=1e-12)
+    assert notes["batch_size"] == [chosen.sum()]
+
+
+def test_a_record_that_is_nan_equals_its_absence_and_is_counted(caplog):
+    X, y = rows()
+    plan = small_plan(sample_rate=1.0)
+    spoilt = np.vstack([X, [[np.nan, 1.0, 1.0]]])
+    with caplog.at_level(logging.WARNING, "dpml.sgd"):
+        dirty, notes, _, _ = run(
+            plan, spoilt, np.append(y, 1), model=nn.Linear(3, 1, bias=False).double().requires_grad_()
+        )
+    assert sum(notes["non_finite"]) == 12
+    assert "12 contributions were not finite" in caplog.text
+    torch.manual_seed(3)
+    model = nn.Linear(3, 1, bias=False).double()
+    dirty, *_ = run(plan, spoilt, np.append(y, 1), model=model)
+    clean, *_ = run(plan, X, y, model=model)
+    np.testing.assert_allclose(parameters_of(dirty), parameters_of(clean), rtol=1e-12, atol=1e-15)
+
+
+def test_replace_one_keeps_the_noise_of_one_contribution():
+    """C·σ under both relations: the accountant, not the engine, knows that two records are swapped."""
+    X, y = rows()
+    _, _, _, noise = run(small_plan(neighboring_relation="replace_one", noise_multiplier=3.0), X, y)
+    assert {std for std, _ in noise.normals} == {1.5}
+
+
+def test_global_seeds_have_no_influence_and_secret_noise_never_repeats():
+    X, y = rows()
+    plan, model = small_plan(), sgd.build_model("mlp", 3, 2, hidden=(4,), seed=0)
+
+    def trained(noise, seed):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 (the very thing under test)
+        torch.manual_seed(seed)
+        return parameters_of(run(plan, X, y, noise=noise, model=model)[0])
+
+    assert np.array_equal(trained(RecordingNoise(5), 1), trained(RecordingNoise(5), 2))
+    first, second = (sgd.fit_dp_sgd(plan, model, X, y, noise=SecretNoise(), reserve=lambda *_: None)[0] for _ in "ab")
+    assert np.abs(parameters_of(first) - parameters_of(second)).min() > 0
+
+
+def test_training_does_not_move_the_global_generators():
+    X, y = rows()
+    before = (torch.random.get_rng_state(), np.random.get_state()[1].copy())  # noqa: NPY002
+    run(small_plan(), X, y, model=sgd.build_model("mlp", 3, 2, seed=4))
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+
+def test_the_users_model_is_untouched_and_buffers_are_released_as_they_were():
+    class Remembering(nn.Module):
+        """A module that keeps what it saw: in a buffer and in an attribute."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+            self.register_buffer("last", torch.zeros(3))
+            self.memory = None
+
+        def forward(self, x):
+            self.last.copy_(x.detach()[0])
+            self.memory = "seen"
+            return self.inner(x)
+
+    X, y = rows()
+    model = Remembering().train()
+    before = copy.deepcopy(model.state_dict())
+    trained, *_ = run(small_plan(), X, y, model=model)
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
+    assert model.memory is None
+    assert trained.memory is None  # the released copy never ran
+    assert torch.equal(trained.last, torch.zeros(3))
+    assert list(trained.state_dict()) == list(before)
+    assert not torch.equal(trained.inner.weight, before["inner.weight"])
+    assert trained.training
+
+
+def test_frozen_and_tied_parameters_survive_training():
+    model = TiedNetwork()
+    model.twice.bias.requires_grad_(False)
+    tokens = np.random.default_rng(0).integers(0, 7, (30, 4))
+    trained, *_ = run(small_plan(), tokens, tokens[:, 0], model=model)
+    assert trained.out.weight is trained.embed.weight
+    assert torch.equal(trained.twice.bias, model.twice.bias)
+    assert not trained.twice.bias.requires_grad
+    assert not torch.equal(trained.embed.weight, model.embed.weight)
+    assert not torch.equal(trained.unused.weight, model.unused.weight)  # unused weights get noise like all others
+
+
+class Killed(BaseException):
+    """Stands for kill −9."""
+
+
+@pytest.mark.parametrize("killed_after", [0, 3, 5, 8, 11])
+def test_a_killed_run_goes_on_with_the_steps_that_are_not_charged_and_never_passes_the_plan(killed_after):
+    X, y = rows()
+    plan = small_plan(steps=12, checkpoint_every=5, momentum=0.9)
+    charged, saved, noise = [], [], RecordingNoise(1)
+
+    def die(step):
+        if step > killed_after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        sgd.fit_dp_sgd(
+            plan,
+            sgd.build_model("logreg", 3, 2),
+            X,
+            y,
+            noise=noise,
+            reserve=lambda event, count: charged.append(count),
+            on_step=die,
+            save_checkpoint=saved.append,
+        )
+    used = len(noise.normals)
+    assert used <= sum(charged)
+    fresh = RecordingNoise(2)
+    start = {**(saved[-1] if saved else {}), "step": sum(charged)}
+    trained, notes = sgd.fit_dp_sgd(
+        plan,
+        sgd.build_model("logreg", 3, 2),
+        X,
+        y,
+        noise=fresh,
+        reserve=lambda event, count: charged.append(count),
+        start=start,
+    )
+    assert sum(charged) == plan.steps  # in all: no step charged twice, none left out of the ledger
+    assert used + len(fresh.normals) <= sum(charged)
+    assert len(fresh.normals) == notes["steps_run"] == plan.steps - start["step"]
+    assert np.isfinite(parameters_of(trained)).all()
+
+
+def test_resuming_after_a_clean_block_equals_the_uninterrupted_run():
+    X, y = rows()
+    plan = small_plan(steps=12, checkpoint_every=4, momentum=0.9, schedule="linear")
+    states, noise = [], RecordingNoise(3)
+    whole, *_ = run(plan, X, y, noise=noise, save_checkpoint=states.append)
+    assert [s["step"] for s in states] == [4, 8, 12]
+
+    rest = RecordingNoise(3)
+    for _ in range(8):  # the draws that the first part used
+        rest._inner.uniform(len(X))
+        rest._inner.normal(1.0, 3)
+    resumed, *_ = run(plan, X, y, noise=rest, start=states[1])
+    np.testing.assert_allclose(parameters_of(resumed), parameters_of(whole), rtol=1e-6, atol=1e-7)
+    finished, notes, charges, _ = run(plan, X, y, start=states[2])
+    np.testing.assert_array_equal(parameters_of(finished), parameters_of(whole))
+    assert charges == []
+    assert notes["steps_run"] == 0
+
+
+def test_states_survive_the_file_and_hold_no_key(tmp_path):
+    X, y = rows()
+    states = []
+    run(small_plan(momentum=0.5), X, y, model=TinyTwo(), save_checkpoint=states.append)
+    path = tmp_path / "checkpoint.safetensors"
+    sgd.save_state(path, states[1])
+    back = sgd.load_state(path)
+    assert set(back) == {"step", "parameters", "momentum"}
+    assert back["step"] == 10
+    for part in ("parameters", "momentum"):
+        assert set(back[part]) == {"a.weight", "a.bias", "b.weight"}
+        assert all(torch.equal(back[part][k], v) for k, v in states[1][part].items())
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ModelError, match="not a readable checkpoint"):
+        sgd.load_state(path)
+    with pytest.raises(ModelError, match="momentum are not those"):
+        run(small_plan(), X, y, model=TinyTwo(), start={**back, "momentum": {}})
+
+
+class TinyTwo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+
+def test_a_saved_state_is_a_copy():
+    X, y = rows()
+    states = []
+    run(small_plan(), X, y, save_checkpoint=states.append)
+    assert not torch.equal(states[0]["parameters"]["weight"], states[-1]["parameters"]["weight"])
+
+
+def test_progress_counts_logical_steps():
+    X, y = rows()
+    seen = []
+    run(small_plan(micro_batch_size=2), X, y, on_step=seen.append)
+    assert seen == list(range(1, 13))
+
+
+def test_poisson_sampling_is_by_independent_coins():
+    noise = RecordingNoise(4)
+    drawn = sgd.poisson_indices(noise, 1000, 0.3)
+    assert drawn.dtype == np.int64
+    assert np.array_equal(drawn, np.flatnonzero(noise.uniforms[0] < 0.3))
+    assert np.array_equal(sgd.poisson_indices(FixedNoise(0), 7, 1.0), np.arange(7))
+    assert len(sgd.poisson_indices(FixedNoise(0), 1000, 0.0)) == 0
+    assert len(sgd.poisson_indices(FixedNoise(0), 0, 0.5)) == 0
+    for rate in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="sample_rate"):
+            sgd.poisson_indices(FixedNoise(0), 5, rate)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "model", "error", "match"),
+    [
+        (np.zeros((0, 3)), np.zeros(0), None, DataError, "no records"),
+        (np.zeros((4, 3)), np.zeros(5), None, DataError, "y has shape"),
+        (np.zeros((4, 3)), np.zeros(4), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), ModelError, "BatchNorm1d"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_charged(X, y, model, error, match):
+    charges = []
+    model = model or sgd.build_model("logreg", 3, 2)
+    with pytest.raises(error, match=match):
+        sgd.fit_dp_sgd(small_plan(), model, X, y, noise=FixedNoise(0), reserve=lambda *a: charges.append(a))
+    assert charges == []
+
+
+def test_unknown_devices_are_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    X, y = rows()
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        run(small_plan(), X, y, device="cuda")
+    with pytest.raises(ConfigError, match="'tpu'"):
+        run(small_plan(), X, y, device="tpu")
+    assert sgd.resolve_device("auto") == torch.device("cpu")
+
+
+def test_your_own_loss_and_module():
+    X, y = rows(n=200)
+    plan = small_plan(steps=60, noise_multiplier=0.01, learning_rate=1.0, sample_rate=0.5, expected_batch_size=100)
+    model = nn.Linear(3, 1).double()
+    trained, *_ = run(
+        plan, X, y.astype(float), model=model, loss=lambda out, target: (out[:, 0] - (2 * target - 1)) ** 2
+    )
+    scores = sgd.forward(trained, X)[:, 0]
+    assert scores.shape == (200,)
+    assert ((scores > 0) == (y == 1)).mean() > 0.9
+
+
+def test_the_private_numbers_are_in_the_diagnostics_and_nowhere_in_the_model():
+    X, y = rows()
+    trained, notes, _, noise = run(small_plan(), X, y)
+    assert notes["batch_size"] == [int((u < 0.25).sum()) for u in noise.uniforms]
+    assert set(notes) == {"batch_size", "clipped_share", "mean_norm", "non_finite", "steps_run"}
+    assert list(trained.state_dict()) == ["weight"]
+    assert set(vars(trained)) == set(vars(nn.Linear(1, 1, bias=False)))
+
+
+@pytest.mark.gpu
+def test_cuda_follows_the_cpu():
+    X, y = rows()
+    plan = replace(small_plan(), momentum=0.9)
+    model = sgd.build_model("mlp", 3, 2, hidden=(4,), seed=1).double()
+    on_cpu, *_ = run(plan, X, y, model=model)
+    on_gpu, *_ = run(plan, X, y, model=model, device="cuda")
+    np.testing.assert_allclose(parameters_of(on_gpu.cpu()), parameters_of(on_cpu), rtol=1e-9, atol=1e-11)
