@@ -127,6 +127,8 @@ class StepBar:
             TextColumn("ε so far ≤ {task.fields[epsilon]:.4g}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
+            redirect_stdout=False,
+            redirect_stderr=False,
             disable=not verbose,
         )
         self._task: Any = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,19 +184,19 @@ def metric_over_epsilon(
 
 
 def group_by_x(points: Sequence[tuple[float, float]]) -> dict[float, list[float]]:
-    """The y values at each x, in increasing order of x; x values equal to six digits are one setting."""
+    """The y values at each x, in increasing order of x; x values equal to three digits (what calibration leaves) are one setting."""
     groups: dict[float, list[float]] = {}
     for x, y in sorted(points):
-        groups.setdefault(float(f"{x:.6g}"), []).append(y)
+        groups.setdefault(float(f"{x:.3g}"), []).append(y)
     return groups
 
 
 def _epsilon_axis(ax: Axes, values: list[float]) -> None:
     _log_axis(ax, "x")
     low, high = values[0], values[-1]
-    margin = (high / low) ** 0.05 if high > low else 2.0
+    margin = (high / low) ** 0.05 if high > 1.1 * low else 2.0  # a single setting gets a decade around it
     ax.set_xlim(low / margin, high * margin)
-    spacing = math.log(high / low) / 12 if high > low else 0.0
+    spacing = math.log(high / low) / 12 if high > 1.1 * low else math.log(1.1)
     ticks: list[float] = []
     for value in values:
         if not ticks or math.log(value / ticks[-1]) >= spacing:
@@ -227,13 +228,18 @@ def _style(place: int, palette: Palette) -> dict[str, Any]:
 
 
 def _legend(ax: Axes, palette: Palette) -> None:
-    handles, _names = ax.get_legend_handles_labels()
-    if handles:
-        columns = 1 if ax.get_window_extent().width < 400 else min(3, len(handles))
-        ax.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.01), ncols=columns, frameon=False, labelcolor=palette.text,
-            borderaxespad=0, handlelength=2.6,
-        )  # fmt: skip
+    """Above the plot; long names are wrapped, and columns are as many as the figure's width takes."""
+    handles, names = ax.get_legend_handles_labels()
+    if not handles:
+        return
+    room = int(getattr(ax.figure, "get_figwidth", lambda: NARROW)() * 11)  # characters in a line, roughly
+    longest = max(len(name) for name in names) + 6
+    columns = max(1, min(3, len(handles), room // longest))
+    wrapped = ["\n".join(textwrap.wrap(name, max(12, room - 6))) for name in names]
+    ax.legend(
+        handles, wrapped, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=columns, frameon=False,
+        labelcolor=palette.text, borderaxespad=0, handlelength=2.6,
+    )  # fmt: skip
 
 
 def _message(ax: Axes, palette: Palette, text: str) -> None:

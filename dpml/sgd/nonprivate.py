@@ -12,6 +12,8 @@ from dpml import errors
 from dpml.sgd.models import Loss, ModelLoss, check_model, per_example_loss
 from dpml.sgd.tensors import as_inputs, as_targets, resolve_device
 
+DEFAULT_EPOCHS, DEFAULT_STEPS = 20, 2000
+
 
 def fit_nonprivate_module(
     model: nn.Module,
@@ -21,9 +23,9 @@ def fit_nonprivate_module(
     loss: Loss | None = None,
     device: str = "cpu",
     seed: int = 0,
-    epochs: int = 20,
+    epochs: int | None = None,
     batch_size: int = 256,
-    learning_rate: float = 3e-3,
+    learning_rate: float = 5e-3,
 ) -> nn.Module:
     """A trained copy of ``model`` (Adam, shuffled batches, linear decay).  **No privacy at all.**
 
@@ -31,10 +33,10 @@ def fit_nonprivate_module(
         X, y: rows ``(n, …)`` and targets ``(n,)`` of *public* data.
         loss: per-example ``loss(logits, targets) -> (B,)``; default logistic or cross entropy.
         seed: order of the batches; the global torch generator is left as it was (dropout apart).
-        epochs, batch_size, learning_rate: of Adam.
+        epochs, batch_size, learning_rate: of Adam; by default 20 epochs, or as many as make 2000 steps.
     """
     check_model(model)
-    if epochs < 1 or batch_size < 1:
+    if batch_size < 1 or (epochs is not None and epochs < 1):
         raise errors.invalid("epochs, batch_size", (epochs, batch_size), "whole numbers >= 1")
     target_device = resolve_device(device)
     trained = copy.deepcopy(model).to(target_device).train()
@@ -43,7 +45,9 @@ def fit_nonprivate_module(
     loss_fn = ModelLoss(loss or per_example_loss)
     optimizer = torch.optim.Adam([p for p in trained.parameters() if p.requires_grad], lr=learning_rate)
     order = torch.Generator().manual_seed(seed)
-    total = epochs * max(1, -(-len(rows) // batch_size))
+    batches = max(1, -(-len(rows) // batch_size))
+    epochs = epochs or max(DEFAULT_EPOCHS, -(-DEFAULT_STEPS // batches))
+    total = epochs * batches
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: max(0.0, 1.0 - t / total))
     for _ in range(epochs):
         for index in torch.randperm(len(rows), generator=order).split(batch_size):

@@ -104,10 +104,10 @@ def plan_dp_sgd(
     whatever the data (β = norm_bound²/4 for the logistic, norm_bound²/2 for the softmax loss); when the cap bites and
     ``steps`` is free, T is raised up to 1000 (400 for other models), at constant budget.
 
-    **Rate of any other model.**  The same r*, with R = 30 and an effective rate η ≤ 30/C for the built-in ``mlp`` on rows
-    of bounded norm, and R = 15, η ≤ 5/C for a module of unknown scale (a step moves the weights by at most η·C).  These
-    constants are public: they were set on scikit-learn's digits (ε = 3 and 8; tanh and ReLU networks, a small CNN) and
-    on synthetic tasks, and are the same for every data set.
+    **Rate of any other model.**  The same r*, with R = 30 and an effective rate η ≤ 30/C for the built-in ``mlp`` on
+    rows of bounded norm, and R = 15, η ≤ 5/C for a module of unknown scale (a step moves the weights by at most η·C).
+    These constants are public: they were set on scikit-learn's digits (ε = 3 and 8; tanh and ReLU networks, a small
+    CNN) and on synthetic tasks, and are the same for every data set.
 
     Raises:
         ConfigError: an argument out of range, ``steps`` with ``epochs``, ``epsilon`` with ``noise_multiplier``,

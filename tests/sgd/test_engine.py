@@ -87,15 +87,22 @@ def test_noise_is_drawn_once_per_step_whatever_the_micro_batches(micro):
 def test_an_empty_batch_still_gets_noise_and_is_charged():
     X, y = rows(n=6)
     plan = small_plan(sample_rate=1e-9)
-    trained, notes, charges, noise = run(plan, X, y, model=nn.Linear(3, 1, bias=False).double())
+    model = nn.Linear(3, 1, bias=False).double()
+    trained, notes, charges, noise = run(plan, X, y, model=model)
     assert notes["batch_size"] == [0] * 12
     assert len(noise.normals) == sum(count for _, count in charges) == 12
-    start = RecordingNoise()  # the same draws
-    total = sum(start.normal(0.5, 3) for _ in range(12))
-    with_model = nn.Linear(3, 1, bias=False).double()
-    trained, *_ = run(plan, X, y, model=with_model)
-    moved = parameters_of(trained) - parameters_of(with_model)
-    np.testing.assert_allclose(moved, -0.1 * total / 10, rtol=1e-12)
+    total = sum(drawn for _, drawn in noise.normals)
+    np.testing.assert_allclose(parameters_of(trained) - parameters_of(model), -0.1 * total / 10, rtol=1e-12)
+
+
+def test_no_records_at_all_train_as_usual():
+    """The empty table is the neighbour of a table with one record: refusing it would tell them apart."""
+    X, y = rows(n=0)
+    model = nn.Linear(3, 1, bias=False).double()
+    trained, _, charges, noise = run(small_plan(), X, y, model=model)
+    total = sum(drawn for _, drawn in noise.normals)
+    np.testing.assert_allclose(parameters_of(trained) - parameters_of(model), -0.1 * total / 10, rtol=1e-12)
+    assert sum(count for _, count in charges) == 12
 
 
 @pytest.mark.parametrize("n", [39, 40, 41, 400])
@@ -113,7 +120,8 @@ def test_the_actual_number_of_records_enters_neither_rate_nor_normaliser(n):
     assert notes["batch_size"] == [chosen.sum()]
 
 
-def test_a_record_that_is_nan_equals_its_absence_and_is_counted(caplog):
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 1, bias=False), lambda: sgd.build_model("mlp", 3, 2)])
+def test_a_record_that_is_nan_equals_its_absence_and_is_counted(caplog, make):
     X, y = rows()
     plan = small_plan(sample_rate=1.0)
     spoilt = np.vstack([X, [[np.nan, 1.0, 1.0]]])
@@ -321,7 +329,7 @@ def test_poisson_sampling_is_by_independent_coins():
 @pytest.mark.parametrize(
     ("X", "y", "model", "error", "match"),
     [
-        (np.zeros((0, 3)), np.zeros(0), None, DataError, "no records"),
+        (torch.tensor(3.0), np.zeros(1), None, DataError, "single number"),
         (np.zeros((4, 3)), np.zeros(5), None, DataError, "y has shape"),
         (np.zeros((4, 3)), np.zeros(4), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), ModelError, "BatchNorm1d"),
     ],

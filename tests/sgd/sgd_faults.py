@@ -1,0 +1,156 @@
+"""Checks of the privacy-critical lines of DP-SGD; the planted-bug tests run them on whole and on broken code.
+
+Each raises AssertionError when the line is wrong and says nothing when it is right.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+from sgd_checks import RecordingNoise, rows, small_plan
+from torch import nn
+
+from dpml import sgd
+
+FALSE_ALARM = 1e-6
+
+
+def weights(model):
+    return np.concatenate([p.detach().numpy().ravel() for p in model.parameters()])
+
+
+def fit(plan, X, y, noise, model=None, **arguments):
+    model = model or nn.Linear(X.shape[1], 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.zero_()
+    return sgd.fit_dp_sgd(plan, model, X, y, noise=noise, **{"reserve": lambda *_: None, **arguments})
+
+
+def pure_noise_steps(steps=400, width=50, micro_batch_size=None, seed=0):
+    """The noise that each step really put on the clipped sum, ``(steps, width)``: records of zeros add nothing.
+
+    Read off the weights between steps: momentum 0, rate 1, so w_{t+1} − w_t = −(sum + noise)/B.
+    """
+    plan = small_plan(
+        steps=steps, learning_rate=1.0, noise_multiplier=2.0, checkpoint_every=1, micro_batch_size=micro_batch_size
+    )
+    states = []
+    X, y = np.zeros((40, width)), np.zeros(40, dtype=np.int64)
+    noise = RecordingNoise(seed)
+    fit(plan, X, y, noise, model=PlainLinear(width).double(), save_checkpoint=states.append)
+    path = np.stack([np.zeros(width)] + [s["parameters"]["weight"].numpy().ravel() for s in states])
+    return -np.diff(path, axis=0) * plan.expected_batch_size, plan, noise
+
+
+class PlainLinear(nn.Linear):
+    """A subclass: takes the generic path (with micro-batches), not the closed form."""
+
+    def __init__(self, width):
+        super().__init__(width, 1, bias=False)
+
+
+def noise_has_the_planned_variance(micro_batch_size=None):
+    """χ² test of Σ z²/(Cσ)² at a two-sided false-alarm rate of 1e-6, 20,000 draws: half the noise (or noise once per
+    micro-batch, at least twice the variance) moves the statistic by at least 75 of its standard deviations."""
+    drawn, plan, _ = pure_noise_steps(micro_batch_size=micro_batch_size)
+    statistic = float((drawn**2).sum()) / (plan.noise_multiplier * plan.max_grad_norm) ** 2
+    tail = min(stats.chi2.cdf(statistic, drawn.size), stats.chi2.sf(statistic, drawn.size))
+    assert tail > FALSE_ALARM / 2
+
+
+def noise_is_fresh_in_every_step_and_coordinate():
+    """Largest |correlation| between consecutive steps; z = r√N beyond 5 has probability below 6e-7."""
+    drawn, _, _ = pure_noise_steps()
+    a, b = drawn[:-1].ravel(), drawn[1:].ravel()
+    assert abs(np.corrcoef(a, b)[0, 1]) * math.sqrt(a.size) < 5
+    left, right = drawn[:, ::2].ravel(), drawn[:, 1::2].ravel()
+    assert abs(np.corrcoef(left, right)[0, 1]) * math.sqrt(left.size) < 5
+
+
+def one_noise_draw_per_step():
+    _, plan, noise = pure_noise_steps(steps=20, micro_batch_size=3)
+    assert len(noise.normals) == plan.steps
+
+
+def one_record_moves_a_step_by_at_most_c_over_b(kind="closed form"):
+    """Without noise and with everyone in the batch: the records' gradients are 50 to 5000, C is 0.5."""
+    X, y = rows(n=12)
+    X = X * 1000
+    plan = small_plan(steps=1, sample_rate=1.0, learning_rate=1.0)
+    model = (nn.Linear(3, 1, bias=False) if kind == "closed form" else PlainLinear(3)).double()
+    whole, _ = fit(plan, X, y, RecordingNoise(scale=0.0), model=model)
+    for i in range(12):
+        less, _ = fit(plan, np.delete(X, i, 0), np.delete(y, i), RecordingNoise(scale=0.0), model=model)
+        moved = np.linalg.norm(weights(whole) - weights(less))
+        assert moved <= plan.max_grad_norm / plan.expected_batch_size * (1 + 1e-9)
+
+
+def the_normaliser_is_public():
+    """The same noise gives the same noisy move for 20, 40 and 80 records (zeros) and whatever the coins say."""
+    plan = small_plan(learning_rate=1.0)
+    moves = []
+    for n, seed in ((20, 1), (40, 2), (80, 3)):
+        noise = RecordingNoise(seed)
+        trained, _ = fit(plan, np.zeros((n, 3)), np.zeros(n, dtype=np.int64), noise)
+        total = sum(drawn for _, drawn in noise.normals)
+        moves.append(weights(trained) / total)
+    np.testing.assert_allclose(moves, -1 / 10, rtol=1e-9)
+
+
+def the_sample_rate_is_public():
+    """The records that count are those whose coin is below the planned q, also when n is not n_declared."""
+    plan = small_plan(steps=30)
+    for n in (20, 40, 80):
+        noise = RecordingNoise(5)
+        X, y = rows(n=n)
+        _, notes = fit(plan, X, y, noise)
+        assert notes["batch_size"] == [int((coins < plan.sample_rate).sum()) for coins in noise.uniforms]
+
+
+def every_step_is_charged():
+    plan = small_plan(steps=12, checkpoint_every=5)
+    charged, noise = [], RecordingNoise()
+    X, y = rows()
+    fit(plan, X, y, noise, reserve=lambda event, count: charged.append((event, count)))
+    assert all(event == plan.event_per_step for event, _ in charged)
+    assert sum(count for _, count in charged) == len(noise.normals) == plan.steps
+
+
+def nothing_is_drawn_before_it_is_charged():
+    plan = small_plan(steps=12, checkpoint_every=5)
+    noise = RecordingNoise()
+    X, y = rows()
+    charged = 0
+
+    def reserve(event, count):
+        nonlocal charged
+        assert len(noise.normals) <= charged
+        charged += count
+
+    def on_step(step):
+        assert step <= charged
+
+    fit(plan, X, y, noise, reserve=reserve, on_step=on_step)
+
+
+def a_nan_record_changes_nothing_else(kind="closed form"):
+    X, y = rows()
+    spoilt, labels = np.vstack([X, [[np.nan, 1.0, np.inf]]]), np.append(y, 1)
+    model = (nn.Linear(3, 1, bias=False) if kind == "closed form" else PlainLinear(3)).double()
+    plan = small_plan(sample_rate=1.0)
+    dirty, _ = fit(plan, spoilt, labels, RecordingNoise(1), model=model)
+    clean, _ = fit(plan, X, y, RecordingNoise(1), model=model)
+    assert np.isfinite(weights(dirty)).all()
+    np.testing.assert_allclose(weights(dirty), weights(clean), rtol=1e-12, atol=1e-15)
+
+
+def charged_steps_are_not_run_again():
+    plan = small_plan(steps=12, checkpoint_every=5)
+    noise, charged = RecordingNoise(), [10]  # what the killed run had charged
+    X, y = rows()
+    fit(plan, X, y, noise, reserve=lambda event, count: charged.append(count), start={"step": 10})
+    assert sum(charged) == plan.steps
+    assert len(noise.normals) == 2
