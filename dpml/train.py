@@ -194,7 +194,9 @@ def result_table(result: RunResult) -> Table:
     )  # fmt: skip
     rows.append(("ledger", f"{result.ledger['count']} lines, head {str(result.ledger['head'])[:16]}…"))
     if result.run_dir is not None:
-        rows.append(("files", str(result.run_dir)))
+        here = Path.cwd()
+        shown = result.run_dir.relative_to(here) if result.run_dir.is_relative_to(here) else result.run_dir
+        rows.append(("files", str(shown)))
     return _grid("Result", rows)
 
 

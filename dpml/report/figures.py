@@ -184,7 +184,7 @@ def metric_over_epsilon(
 
 
 def group_by_x(points: Sequence[tuple[float, float]]) -> dict[float, list[float]]:
-    """The y values at each x, in increasing order of x; x values equal to three digits (what calibration leaves) are one setting."""
+    """The y values at each x, in increasing order of x; equal to three digits (calibration leaves no more) is equal."""
     groups: dict[float, list[float]] = {}
     for x, y in sorted(points):
         groups.setdefault(float(f"{x:.3g}"), []).append(y)
