@@ -201,6 +201,14 @@ def records_mac(key: bytes, records: Records) -> str:
     return mac.hexdigest()
 
 
+def _same(a: Any, b: Any) -> bool:
+    """Equal, or numbers that another machine's rounding may have moved by 1e-9."""
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    if numbers and not isinstance(a, bool) and not isinstance(b, bool):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return bool(a == b)
+
+
 def plan_differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Where two plans differ, as ``name: old → new``."""
     found: list[str] = []
@@ -209,6 +217,6 @@ def plan_differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             found += plan_differences(a, b, f"{prefix}{key}.")
-        elif a != b:
+        elif not _same(a, b):
             found.append(f"{prefix}{key}: {a!r} → {b!r}")
     return found

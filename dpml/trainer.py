@@ -41,6 +41,23 @@ class NonPrivatePlan:
     """Nothing to plan: no noise, no budget."""
 
 
+def _as_written(plan: Plan, written: Mapping[str, Any]) -> Plan:
+    """The same plan with the ledger's own noise, to the last digit: all charges of a run are of one event."""
+    parameters = written["parameters"]
+    return replace(
+        plan,
+        guarantee=replace(plan.guarantee, epsilon=float(written["guarantee"]["epsilon"])),
+        event=accounting.from_json(written["event"]),
+        noise_multiplier=float(written["noise_multiplier"]),
+        parameters=replace(
+            plan.parameters,
+            noise_multiplier=float(parameters["noise_multiplier"]),
+            event=accounting.from_json(parameters["event"]),
+            event_per_step=accounting.from_json(parameters["event_per_step"]),
+        ),
+    )
+
+
 class PrivateTrainer:
     """Train a model under one (ε, δ).
 
@@ -404,16 +421,19 @@ class PrivateTrainer:
             folder.publish("config.yaml", config if config is not None else dumps(self.describe()) + "\n")
             folder.publish("schema.json", dumps(public_description(data.public)) + "\n")
         ledger = Ledger.create(None if folder is None else folder.release / "ledger.jsonl", plan.to_dict())
-        if cap is not None:
-            run_name = "in memory" if folder is None else str(folder.path)
-            cap.reserve(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
-        split_key = secrets.randbits(128)
-        records = data.load(self.noise_source or FixedNoise(split_key))
-        if folder is not None:
-            key = secrets.token_bytes(32)
-            folder.keep("resume.json", {"key": key.hex(), "split_key": str(split_key), "mac": records_mac(key, records),
-                                        "arguments": self.describe()})  # fmt: skip
-        return self._run(plan, data.public, records, ledger, folder, progress, None, command)
+        try:
+            if cap is not None:
+                run_name = "in memory" if folder is None else str(folder.path)
+                cap.reserve(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
+            split_key = secrets.randbits(128)
+            records = data.load(self.noise_source or FixedNoise(split_key))
+            if folder is not None:
+                key = secrets.token_bytes(32)
+                saved = {"key": key.hex(), "split_key": str(split_key), "mac": records_mac(key, records)}
+                folder.keep("resume.json", {**saved, "arguments": self.describe()})
+            return self._run(plan, data.public, records, ledger, folder, progress, None, command)
+        finally:
+            ledger.release()
 
     def _dataset_ledger(self) -> DatasetLedger | None:
         if self.dataset_ledger is None or self._method() == "nonprivate":
@@ -461,7 +481,8 @@ class PrivateTrainer:
         if public.test_is_public and scores:
             metrics = {**scores, "source": "test set declared public"}
         nonprivate = self._nonprivate(plan, public, records)
-        ledger.close({"epsilon": to_jsonable(guarantee.epsilon), "delta": guarantee.delta, "steps": plan.steps})
+        if not ledger.closed:  # a run killed right after its closing line is resumed with a closed ledger
+            ledger.close({"epsilon": to_jsonable(guarantee.epsilon), "delta": guarantee.delta, "steps": plan.steps})
         private = {
             **records.private_notes,
             **diagnostics,
@@ -584,11 +605,17 @@ class PrivateTrainer:
         data: PrivateData,
         *,
         model: torch.nn.Module | None = None,
+        loss: Callable[..., torch.Tensor] | None = None,
         progress: Progress | None = None,
         noise_source: NoiseSource | None = None,
         command: str | None = None,
     ) -> RunResult:
         """Go on with a killed ``dp_sgd`` run: the remaining T − charged steps, with fresh noise.
+
+        Args:
+            run_dir, data: the run's folder and the very same data.
+            model, loss: again, where the run had a module or a loss of your own.
+            progress, noise_source, command: as for :class:`PrivateTrainer` and :meth:`fit`.
 
         Raises:
             RunFolderError: the run is finished, is not ``dp_sgd``, or has no step left.
@@ -606,36 +633,46 @@ class PrivateTrainer:
             arguments["model"] = model
         elif arguments["model"] not in MODELS:
             raise ConfigError(f"the run trained your own module {arguments['model']!r}: pass model=YourModule().")
-        trainer = cls(**arguments, run_dir=folder.path, noise_source=noise_source)
-        ledger = Ledger.resume(folder.release / "ledger.jsonl")
-        plan = trainer.plan(data)
-        differences = plan_differences(ledger.lines[0]["plan"], plan.to_dict())
-        if differences:
-            raise ConfigError("the run's plan and the plan for these arguments differ: " + "; ".join(differences))
-        if plan.method != "dp_sgd":
-            raise RunFolderError(
-                f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. "
-                "Start a new run."
-            )
-        records = data.load(noise_source or FixedNoise(int(saved["split_key"])))
-        if not hmac.compare_digest(records_mac(bytes.fromhex(saved["key"]), records), saved["mac"]):
-            raise ConfigError("the data are not those that the run started with; resume needs the very same records.")
-        from dpml.sgd import load_state
+        if arguments.pop("own_loss") != (loss is not None):
+            raise ConfigError("loss must be given to resume if, and only if, it was given to the run.")
+        trainer = cls(**arguments, loss=loss, run_dir=folder.path, noise_source=noise_source)
+        ledger = Ledger.resume(folder.release / "ledger.jsonl", closed_ok=True)
+        try:
+            plan = trainer.plan(data)
+            written = ledger.lines[0]["plan"]
+            differences = plan_differences(written, plan.to_dict())
+            if differences:
+                raise ConfigError("the run's plan and the plan for these arguments differ: " + "; ".join(differences))
+            if plan.method != "dp_sgd":
+                raise RunFolderError(
+                    f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. "
+                    "Start a new run."
+                )
+            plan = _as_written(plan, written)
+            records = data.load(noise_source or FixedNoise(int(saved["split_key"])))
+            if not hmac.compare_digest(records_mac(bytes.fromhex(saved["key"]), records), saved["mac"]):
+                raise ConfigError(
+                    "the data are not those that the run started with; resume needs the very same records."
+                )
+            from dpml.sgd import load_state
 
-        charged = sum(int(line["count"]) for line in ledger.charges)
-        checkpoint = folder.private / "checkpoint.safetensors"
-        state = dict(load_state(checkpoint)) if checkpoint.is_file() else {}
-        if charged >= plan.steps and not state:
-            raise RunFolderError(
-                f"all {plan.steps} steps of {str(folder.path)!r} are charged and no checkpoint was reached, so nothing "
-                "is left to run. Start a new run."
-            )
-        start = {**state, "step": charged}
-        return trainer._run(plan, data.public, records, ledger, folder, progress, start, command)
+            charged = sum(int(line["count"]) for line in ledger.charges)
+            checkpoint = folder.private / "checkpoint.safetensors"
+            state = dict(load_state(checkpoint)) if checkpoint.is_file() else {}
+            if charged >= plan.steps and not state:
+                raise RunFolderError(
+                    f"all {plan.steps} steps of {str(folder.path)!r} are charged and no checkpoint was reached, so "
+                    "nothing is left to run. Start a new run."
+                )
+            start = {**state, "step": charged}
+            return trainer._run(plan, data.public, records, ledger, folder, progress, start, command)
+        finally:
+            ledger.release()
 
     def describe(self) -> dict[str, Any]:
         """The constructor's arguments as plain values (no paths, no live objects)."""
         skipped = {"run_dir", "noise_source", "loss", "dataset_ledger", "dataset_epsilon", "dataset_delta"}
         values = {name: value for name, value in vars(self).items() if name not in skipped}
         values["model"] = self._model_name()
+        values["own_loss"] = self.loss is not None
         return dict(to_jsonable(values))

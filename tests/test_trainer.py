@@ -357,6 +357,57 @@ def test_resume_refuses_changed_data_and_changed_arguments(tmp_path: Path) -> No
         PrivateTrainer.resume(tmp_path / "run", small())
 
 
+def test_killed_between_closing_line_and_result_is_finished_without_new_charges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpml.release import RunFolder
+
+    real = RunFolder.publish
+
+    def killed(self: RunFolder, name: str, content: Any) -> Path:
+        if name == "model.safetensors":
+            raise Killed
+        return real(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "publish", killed)
+        with pytest.raises(Killed):
+            trainer("dp_sgd", run_dir=tmp_path / "run").fit(small())
+    ledger = (tmp_path / "run/release/ledger.jsonl").read_bytes()
+    assert b'"closed"' in ledger
+    result = PrivateTrainer.resume(tmp_path / "run", small())
+    assert (tmp_path / "run/release/ledger.jsonl").read_bytes() == ledger
+    assert result.metrics["accuracy"] > 0.5
+    assert accounting.verify(tmp_path / "run").ok
+
+
+def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
+    killed_run(tmp_path / "run", at=6)
+    path = tmp_path / "run/release/ledger.jsonl"
+    first = accounting.Ledger.resume(path)
+    with pytest.raises(LedgerError, match="in use by another process"):
+        PrivateTrainer.resume(tmp_path / "run", small())
+    assert first.count == len(path.read_bytes().splitlines())
+
+
+def test_resume_asks_for_the_own_loss_again(tmp_path: Path) -> None:
+    import torch
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+    def killed(step: int, *_: Any) -> None:
+        if step == 6:
+            raise Killed
+
+    run = trainer("dp_sgd", model="softmax", loss=loss, checkpoint_every=4, run_dir=tmp_path / "run")
+    with pytest.raises(Killed):
+        run.fit(small(), progress=killed)
+    with pytest.raises(ConfigError, match="loss must be given"):
+        PrivateTrainer.resume(tmp_path / "run", small())
+    assert PrivateTrainer.resume(tmp_path / "run", small(), loss=loss).guarantee.epsilon <= 2.0
+
+
 def test_no_noise_key_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpml.mechanisms import noise
 

@@ -10,6 +10,7 @@ be anchored outside (mailed, published).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -85,6 +86,7 @@ class Ledger:
                 ) from None
             except OSError as error:
                 raise LedgerError(f"cannot create the ledger {path}: {error.strerror}; nothing was used.") from error
+            _lock(handle, path)
         ledger = cls(path, [], handle)
         ledger._append({"kind": "plan", "plan": dict(plan)})
         if path is not None:
@@ -92,8 +94,11 @@ class Ledger:
         return ledger
 
     @classmethod
-    def resume(cls, path: Path) -> Ledger:
+    def resume(cls, path: Path, *, closed_ok: bool = False) -> Ledger:
         """Go on with an unfinished ledger; a torn last line (no newline: it was never used) is cut off first.
+
+        ``closed_ok`` also takes a closed ledger, which accepts no further line: for a run that was killed between its
+        closing line and its result file.
 
         Raises LedgerError if the chain does not hold, the ledger is closed, or the file cannot be written.
         """
@@ -102,9 +107,15 @@ class Ledger:
         whole = raw[: raw.rfind(b"\n") + 1]
         record = parse_ledger(whole, str(path))
         if record.closed is not None:
+            if closed_ok:
+                return cls(path, [dict(line) for line in record.lines], None)
             raise LedgerError(f"{path} is closed: the run is complete and cannot be resumed.")
         try:
             handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+            _lock(handle, path)
+            if path.read_bytes() != raw:
+                os.close(handle)
+                raise LedgerError(f"{path} was written by another process meanwhile; nothing was used.")
             if len(whole) < len(raw):
                 os.ftruncate(handle, len(whole))
                 os.fsync(handle)
@@ -125,7 +136,7 @@ class Ledger:
     def close(self, outcome: Mapping[str, Any]) -> None:
         """Write the last line with the run's ``outcome`` (public values only)."""
         self._append({"kind": "closed", "outcome": dict(outcome)})
-        self._release()
+        self.release()
 
     def _append(self, payload: dict[str, Any]) -> None:
         if self._broken:
@@ -134,26 +145,29 @@ class Ledger:
             )
         if self.closed:
             raise LedgerError("the ledger is closed; it takes no further line.")
+        if self._path is not None and self._handle is None:
+            raise LedgerError("the ledger was released; it takes no further line.")
         line = seal({"index": len(self._lines), "previous": self.head, **payload})
         if self._handle is not None:
             try:
                 write_all(self._handle, canonical(line) + b"\n")
             except OSError as error:
                 self._broken = True
-                self._release()
+                self.release()
                 raise LedgerError(
                     f"cannot write line {len(self._lines)} of the ledger {self._path}: {error.strerror}; "
                     "this charge was not used and nothing is released."
                 ) from error
         self._lines.append(line)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Let go of the file and its lock; a ledger in use is released by closing it, a failed run by this."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             os.close(handle)
 
     def __del__(self) -> None:
-        self._release()
+        self.release()
 
     @property
     def path(self) -> Path | None:
@@ -189,6 +203,15 @@ class Ledger:
     def charged(self) -> Composed:
         """Everything charged so far, as one event."""
         return total_event(self.charges)
+
+
+def _lock(handle: int, path: Path) -> None:
+    """One writer at a time; the lock goes with the handle, also when the process is killed."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise LedgerError(f"{path} is in use by another process: a run is written by one process only.") from error
 
 
 def total_event(charges: list[dict[str, Any]] | tuple[dict[str, Any], ...]) -> Composed:

@@ -171,10 +171,15 @@ def test_a_torn_last_line_is_cut_off_on_resume_and_nothing_else(tmp_path):
     head, whole = ledger.head, path.read_bytes()
     ledger.charge(STEP, stage="train", count=5)
     line = path.read_bytes()[len(whole) :]
+    ledger.release()
     for cut in range(len(line)):
         path.write_bytes(whole + line[:cut])
         resumed = acc.Ledger.resume(path)
         assert (resumed.head, resumed.count, path.read_bytes()) == (head, 2, whole)
+        resumed.release()
+    resumed = acc.Ledger.resume(path)
+    with pytest.raises(LedgerError, match="in use by another process"):
+        acc.Ledger.resume(path)
     resumed.charge(STEP, stage="train", count=5)
     assert path.read_bytes() == whole + line
     path.write_bytes(whole + line[:-1])
