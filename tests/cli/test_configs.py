@@ -49,3 +49,15 @@ def test_an_experiment_yields_to_the_command_line() -> None:
     composed = hydra.compose("config", overrides=["+experiment=logreg", "method=objective", "privacy.epsilon=0.1"])
     assert composed.method.name == "objective"
     assert composed.privacy.epsilon == 0.1
+
+
+def test_help_lists_exactly_the_choices_there_are() -> None:
+    template = str(OmegaConf.load(configuration.config_folder() / "config.yaml").hydra.help.template)
+    listed = {
+        words[0].lstrip("+"): {word for word in words[1:] if word != "|"}
+        for words in (line.split() for line in template.splitlines())
+        if len(words) > 1 and (configuration.config_folder() / words[0].lstrip("+")).is_dir()
+    }
+    for group, names in listed.items():
+        assert names == {path.stem for path in (configuration.config_folder() / group).glob("*.yaml")}, group
+    assert {"data", "model", "method", "experiment", "sweep"} == set(listed)
