@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from absl import logging as absl_logging
+
+# dp-accounting brings absl, whose log handler closes the stream that it was born with whenever logging is configured
+# anew (Hydra does); under pytest that stream is pytest's own capture file
+absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture
