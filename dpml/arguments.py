@@ -72,9 +72,29 @@ def check_arguments(trainer: PrivateTrainer) -> None:
         raise ConfigError("dataset_epsilon and dataset_delta are the cap of a dataset_ledger: name its file.")
 
 
+DP_SGD_ONLY: dict[str, object] = {
+    "noise_multiplier": None,
+    "max_grad_norm": 1.0,
+    "expected_batch_size": None,
+    "steps": None,
+    "epochs": None,
+    "learning_rate": "auto",
+    "momentum": 0.9,
+    "micro_batch_size": None,
+    "checkpoint_every": None,
+}
+"""Arguments that only ``dp_sgd`` has, with their defaults."""
+
+
+def foreign_arguments(trainer: PrivateTrainer, method: str) -> list[str]:
+    """Arguments that were set although ``method`` has no use for them."""
+    foreign = {"regularization": "auto"} if method == "dp_sgd" else DP_SGD_ONLY
+    return [name for name, default in foreign.items() if getattr(trainer, name) != default]
+
+
 def one_of(name: str, value: object, allowed: Sequence[str], more: str = "") -> None:
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1)
+        near = difflib.get_close_matches(str(value), allowed, 1, cutoff=0.75)
         raise invalid(name, value, "one of " + ", ".join(allowed) + more, f"Did you mean {near[0]!r}?" if near else "")
 
 

@@ -6,8 +6,9 @@ Hydra refuses unknown keys and wrong types while composing; :func:`check` then b
 
 from __future__ import annotations
 
+import difflib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from dpml.data import PrivateData
 from dpml.errors import ConfigError, invalid
+from dpml.results import PATH_KEYS
 from dpml.trainer import PrivateTrainer
 
 
@@ -326,8 +328,42 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
     )
 
 
+def check_keys(config: DictConfig) -> None:
+    """Refuse what ``+key=value`` smuggled past Hydra: keys that no schema knows, also those of another method.
+
+    Raises:
+        ConfigError: the key, and the nearest one that exists.
+    """
+    known = {item.name for item in fields(Config)}
+    _refuse_unknown("", [str(key) for key in config], known)
+    for group, members in GROUPS.items():
+        node = config[group]
+        name = str(node.get("name", "default"))
+        if name not in members:
+            raise invalid(f"{group}.name", name, f"one of {', '.join(members)}", f"Choose with {group}=NAME.")
+        _refuse_unknown(f"{group}.", [str(key) for key in node], {item.name for item in fields(members[name])})
+
+
+def _refuse_unknown(prefix: str, keys: list[str], known: set[str]) -> None:
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f" Did you mean {prefix}{near[0]}?" if near else ""
+            raise ConfigError(f"{prefix}{key} is unknown: there are {', '.join(sorted(known - {'name'}))}.{hint}")
+
+
+def public_text(config: DictConfig) -> str:
+    """The YAML of ``release/config.yaml``: as composed, but with the custodian's paths cut down to file names."""
+    published = config.copy()
+    for key in PATH_KEYS:
+        value = OmegaConf.select(published, key)
+        if value is not None:
+            OmegaConf.update(published, key, Path(str(value)).name)
+    return OmegaConf.to_yaml(published)
+
+
 def check(config: DictConfig) -> None:
-    """Everything that can be wrong without reading a record: trainer, schema, files, batch size, δ.
+    """Everything that can be wrong without reading a record: keys, trainer, schema, files, batch size, δ.
 
     Raises:
         DpmlError: what is wrong, and the way out.
@@ -335,5 +371,6 @@ def check(config: DictConfig) -> None:
     missing = sorted(str(key) for key in OmegaConf.missing_keys(config) if not str(key).startswith("hydra"))
     if missing:
         raise ConfigError(f"no value for {', '.join(missing)}: set it on the command line.")
+    check_keys(config)
     trainer = build_trainer(config, run_dir=None)
     trainer.check(build_data(config))

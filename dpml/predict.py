@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         scores.to_csv(arguments.output or sys.stdout, index_label="row")
     except OSError as error:
-        print(f"error: cannot write {arguments.output!r}: {error.strerror}", file=sys.stderr)
+        print(f"error: cannot write {arguments.output!r}: {error.strerror or error}", file=sys.stderr)
         return 1
     if arguments.output:
         print(f"{len(scores)} rows scored → {arguments.output}")

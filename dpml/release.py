@@ -78,15 +78,11 @@ class RunFolder:
 
     def publish(self, name: str, content: str | bytes) -> Path:
         """Write a file of ``release/`` atomically."""
-        target = self.release / name
-        write_atomic(target, content)
-        return target
+        return _write(self.release / name, content)
 
     def keep(self, name: str, content: Any) -> Path:
         """Write a file of ``private/`` atomically; anything but text and bytes becomes JSON."""
-        target = self.private / name
-        write_atomic(target, content if isinstance(content, str | bytes) else dumps(content))
-        return target
+        return _write(self.private / name, content if isinstance(content, str | bytes) else dumps(content))
 
     def link_to_top(self, name: str) -> None:
         """Show a file of ``release/`` at the run folder's top as well."""
@@ -96,6 +92,17 @@ class RunFolder:
             link.symlink_to(Path("release") / name)
         except OSError:  # a file system without symbolic links: a copy does
             link.write_bytes((self.release / name).read_bytes())
+
+
+def _write(target: Path, content: str | bytes) -> Path:
+    try:
+        write_atomic(target, content)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {str(target)!r} ({error.strerror or type(error).__name__}). Free space or choose another "
+            "folder; what the ledger charged until now is spent."
+        ) from error
+    return target
 
 
 @dataclass(frozen=True)

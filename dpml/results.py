@@ -121,3 +121,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+PATH_KEYS = ("data.path", "data.schema", "data.test_path", "data.folder", "privacy.dataset_ledger")
+
+
+def without_folders(override: str) -> str:
+    """An override ``key=value`` whose path, if it is one of the custodian's, is cut down to the file's name."""
+    key, equals, value = override.partition("=")
+    return f"{key}={Path(value).name}" if equals and key.lstrip("+") in PATH_KEYS else override

@@ -41,7 +41,10 @@ def _draft(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print(f"error: {str(arguments.output)!r} cannot be written: {error}.", file=sys.stderr)
         return 1
-    print(f"Wrote {arguments.output}. Complete it, delete the warning, then run: python -m dpml.schema check ...")
+    print(
+        f"Wrote {arguments.output}. Complete it, delete the warning, then run: "
+        f"python -m dpml.schema check {arguments.file} {arguments.output}"
+    )
     return 0
 
 

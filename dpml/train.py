@@ -6,10 +6,13 @@ traceback in its own ``private/``, the others go on, and the exit status says th
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
+import os
 import shlex
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,14 +28,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from dpml import config as configuration
-from dpml.errors import ConfigError, DpmlError, RunFolderError
+from dpml.accounting import DatasetLedger, verify
+from dpml.console import StepBar, plan_table, result_table
+from dpml.errors import BudgetExceededError, ConfigError, DpmlError, RunFolderError
 from dpml.release import RunFolder
-from dpml.results import dumps, write_atomic
-from dpml.trainer import Plan, PrivateTrainer, RunResult
+from dpml.results import dumps, without_folders, write_atomic
+from dpml.trainer import PrivateTrainer
 
 SWEEP_FILE = "sweep.json"
 SWEEP_FORMAT = 1
@@ -56,7 +59,8 @@ def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resum
         trainer = configuration.build_trainer(config, run_dir=folder)
         plan = trainer.plan(data)
         console.print(plan_table(plan))
-        console.print(str(plan.guidance["text"]), markup=False)
+        if plan.method != "nonprivate":
+            console.print(str(plan.guidance["text"]), markup=False)
         _refuse_used_folder(folder, resume)
         claimed = True
         write_status(folder, "running")
@@ -65,7 +69,7 @@ def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resum
                 result = PrivateTrainer.resume(folder, data, progress=bar, command=command_of(overrides))
             else:
                 result = trainer.fit(
-                    data, progress=bar, config=OmegaConf.to_yaml(config), command=command_of(overrides)
+                    data, progress=bar, config=configuration.public_text(config), command=command_of(overrides)
                 )
         if config.report:
             from dpml.report import write_run_report
@@ -78,19 +82,18 @@ def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resum
     except Exception as error:
         _failures.append(str(folder))
         expected = isinstance(error, DpmlError)
+        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        print(f"error: {message}", file=sys.stderr)
         if claimed or not (folder / "release").exists():
             write_status(folder, "failed", error)
-            where = f" (traceback: {folder / 'private' / 'traceback.txt'})"
-        else:
-            where = ""
-        message = str(error) if expected else f"{type(error).__name__}: {error}"
-        print(f"error: {message}{where}", file=sys.stderr)
+            if (folder / "private/traceback.txt").exists():
+                print(f"traceback: {folder / 'private/traceback.txt'}", file=sys.stderr)
         return False
 
 
 def command_of(overrides: Sequence[str]) -> str:
     """The command line that repeats a job (with fresh noise)."""
-    kept = [text for text in overrides if not text.lstrip("+~").startswith("hydra.")]
+    kept = [without_folders(text) for text in overrides if not text.lstrip("+~").startswith("hydra.")]
     return shlex.join(["python", "-m", "dpml.train", *kept])
 
 
@@ -99,6 +102,23 @@ def _refuse_used_folder(folder: Path, resume: bool) -> None:
         raise RunFolderError(
             f"{str(folder)!r} holds a run already; nothing was overwritten. Choose another hydra.run.dir."
         )
+
+
+def _empty_folder(key: str, folder: Path) -> None:
+    """Refuse a folder that holds something or cannot be written, before Hydra writes into it."""
+    way_out = f"Choose another {key}."
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            kind = "holds a run already" if (folder / "release").exists() else "is not empty"
+            if (folder / SWEEP_FILE).exists():
+                kind, way_out = "holds a sweep already", f"{way_out[:-1]}, or finish it with resume_sweep={folder}."
+            raise RunFolderError(f"{key} = {str(folder)!r} {kind}; nothing was overwritten. {way_out}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RunFolderError(f"{key} = {str(folder)!r} cannot be written ({reason}). {way_out}") from error
 
 
 def write_status(folder: Path, status: str, error: BaseException | None = None) -> None:
@@ -117,89 +137,6 @@ def write_status(folder: Path, status: str, error: BaseException | None = None) 
         print(f"error: cannot write {private}: {problem.strerror}", file=sys.stderr)
 
 
-class StepBar:
-    """Progress on standard error: step, ε so far, time left.  Silent when ``verbose`` is false."""
-
-    def __init__(self, verbose: bool) -> None:
-        self._bar = Progress(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(),
-            TextColumn("ε so far ≤ {task.fields[epsilon]:.4g}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            redirect_stdout=False,
-            redirect_stderr=False,
-            disable=not verbose,
-        )
-        self._task: Any = None
-
-    def __enter__(self) -> StepBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def __call__(self, step: int, steps: int, epsilon: float) -> None:
-        if self._task is None:
-            self._task = self._bar.add_task("train", total=steps, epsilon=epsilon)
-        self._bar.update(self._task, completed=step, epsilon=epsilon)
-
-
-def _grid(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
-
-
-def plan_table(plan: Plan) -> Table:
-    """The plan as a table."""
-    return _grid("Plan (public knowledge only; no record has been read)", plan.rows())
-
-
-def result_table(result: RunResult) -> Table:
-    """What a person wants to know at the end."""
-    guarantee, plan = result.guarantee, result.plan
-    others = [
-        f"{name} {series[-1]:.4g}"
-        for name, series in (("RDP", result.trajectory.rdp), ("zCDP", result.trajectory.zcdp))
-        if series
-    ]
-    rows = [
-        ("ε", f"{guarantee.epsilon:.6g}" + (f"   (by {', by '.join(others)})" if others else "")),
-        ("δ", f"{guarantee.delta:.3g}"),
-        ("relation", f"{guarantee.neighboring_relation}, unit: one {guarantee.unit}"),
-        (
-            "accountant",
-            f"{guarantee.accountant}" + (f" → {result.accountant_used}" if guarantee.accountant == "best" else ""),
-        ),
-        ("method", f"{plan.method}, {plan.model}, {plan.steps} noisy release{'s' if plan.steps != 1 else ''}"),
-    ]
-    if result.metrics:
-        rows.append(("accuracy", f"{result.metrics['accuracy']:.4f}   ({result.metrics['source']})"))
-        if "auc" in result.metrics:
-            rows.append(("AUC", f"{result.metrics['auc']:.4f}"))
-        if result.nonprivate:
-            rows.append(("without privacy", f"{result.nonprivate['test_accuracy']:.4f}   (public data only)"))
-    else:
-        rows.append(("accuracy", "not published: no public test set (see private/diagnostics.json)"))
-    guide = plan.guidance
-    verdict = "enough" if guide["enough"] else f"too small by ×{guide['factor']:.3g}"
-    rows.append(
-        ("sample size", f"{verdict}: n = {guide['n_declared']:,}, the rule asks for {guide['required_n']:,} "
-                        f"at α = {guide['excess_risk']:g}")
-    )  # fmt: skip
-    rows.append(("ledger", f"{result.ledger['count']} lines, head {str(result.ledger['head'])[:16]}…"))
-    if result.run_dir is not None:
-        here = Path.cwd()
-        shown = result.run_dir.relative_to(here) if result.run_dir.is_relative_to(here) else result.run_dir
-        rows.append(("files", str(shown)))
-    return _grid("Result", rows)
-
-
 # -- sweeps -----------------------------------------------------------------------------------------------------------
 def sweep_jobs(arguments: Sequence[str], params: Mapping[str, Any] | None = None) -> list[list[str]]:
     """The override lists of a sweep's jobs, in the order in which Hydra's basic sweeper numbers them."""
@@ -215,14 +152,23 @@ def sweep_jobs(arguments: Sequence[str], params: Mapping[str, Any] | None = None
     return [list(job) for job in itertools.product(*choices.values())]
 
 
-class SweepCallback(Callback):
-    """Checks a whole sweep before job 0, writes ``sweep.json``, and the report at the end."""
+class RunCallback(Callback):
+    """Checks before Hydra writes anything; for a sweep all jobs before job 0, then ``sweep.json`` and the report.
+
+    Hydra turns an exception of a callback into a warning and goes on, so a fault leaves as SystemExit.
+    """
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """A single run: nothing is written, not even its folder, when something is wrong."""
+        try:
+            configuration.check(_job_of(config))
+            _empty_folder("hydra.run.dir", Path(str(config.hydra.run.dir)))
+        except DpmlError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Compose and check every job; the first fault stops the sweep before anything runs.
-
-        Hydra turns an exception of a callback into a warning and goes on, so a fault leaves as SystemExit.
-        """
+        """Compose and check every job; the first fault stops the sweep before anything runs."""
         try:
             root = _checked_sweep(config)
         except (DpmlError, OSError) as error:
@@ -242,26 +188,72 @@ class SweepCallback(Callback):
 def _checked_sweep(config: DictConfig) -> Path:
     """Check all jobs of a sweep and write its ``sweep.json``; returns the sweep's folder."""
     root = Path(str(config.hydra.sweep.dir))
-    if (root / SWEEP_FILE).exists():
-        raise RunFolderError(
-            f"hydra.sweep.dir = {str(root)!r} holds a sweep already; nothing was overwritten. "
-            f"Choose another folder, or finish it with resume_sweep={root}."
-        )
     jobs = sweep_jobs(list(config.hydra.overrides.task), config.hydra.sweeper.get("params"))
-    loader = GlobalHydra.instance().config_loader()
+    loader, caps = GlobalHydra.instance().config_loader(), _Caps()
     for number, overrides in enumerate(jobs):
         try:
-            job = loader.load_configuration("config", overrides, run_mode=RunMode.RUN)
-            OmegaConf.set_struct(job, False)
-            job.pop("hydra", None)
+            job = _job_of(loader.load_configuration("config", overrides, run_mode=RunMode.RUN))
             configuration.check(job)
+            caps.add(job)
         except (DpmlError, HydraException, OmegaConfBaseException) as error:
             raise ConfigError(
                 f"job {number} of {len(jobs)} ({' '.join(overrides)}) cannot run, so no job was started: {error}"
             ) from error
-    root.mkdir(parents=True, exist_ok=True)
+    _empty_folder("hydra.sweep.dir", root)
+    _lock_sweep(root)
     write_sweep(root, [{"number": k, "overrides": job, "folders": [str(k)]} for k, job in enumerate(jobs)])
     return root
+
+
+def _job_of(config: DictConfig) -> DictConfig:
+    """The composed config without Hydra's own part."""
+    job = config.copy()
+    OmegaConf.set_struct(job, False)
+    job.pop("hydra", None)
+    return job
+
+
+class _Caps:
+    """Whether the jobs of a sweep fit under their data set ledgers together, before the first one runs."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[float, float]] = {}
+
+    def add(self, job: DictConfig) -> None:
+        privacy = job.privacy
+        if privacy.dataset_ledger is None or privacy.epsilon is None:
+            return
+        n = configuration.build_data(job).public.n_declared
+        delta = privacy.delta if privacy.delta is not None else min(1e-5, 0.1 / n)
+        spent = self._asked.get(privacy.dataset_ledger)
+        if spent is None:
+            relation = privacy.neighboring_relation
+            spent = DatasetLedger(
+                privacy.dataset_ledger, privacy.dataset_epsilon, privacy.dataset_delta, neighboring_relation=relation
+            ).total()
+        total = (spent[0] + privacy.epsilon, spent[1] + delta)
+        if total[0] > privacy.dataset_epsilon * (1 + 1e-9) or total[1] > privacy.dataset_delta * (1 + 1e-9):
+            raise BudgetExceededError(
+                f"with this job the runs of {privacy.dataset_ledger} come to epsilon = {total[0]:g}, "
+                f"delta = {total[1]:g}, more than the cap of {privacy.dataset_epsilon:g}, {privacy.dataset_delta:g}."
+            )
+        self._asked[privacy.dataset_ledger] = total
+
+
+_locks: list[int] = []
+"""Open handles whose locks say that a sweep is being worked on; the system drops them with the process."""
+
+
+def _lock_sweep(root: Path) -> None:
+    handle = os.open(root / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise RunFolderError(
+            f"the sweep in {str(root)!r} is being worked on by another process. Wait for it, or stop it first."
+        ) from error
+    _locks.append(handle)
 
 
 def write_sweep(root: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
@@ -317,7 +309,8 @@ def resume_sweep(root: Path) -> int:
     path = root / SWEEP_FILE
     try:
         jobs = json.loads(path.read_text("utf-8"))["jobs"]
-        missing = [job for job in jobs if read_status(root / job["folders"][-1]) != "done"]
+        _lock_sweep(root)
+        missing = [job for job in jobs if not _finished(root / job["folders"][-1])]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"resume_sweep = {str(root)!r} is not a sweep's folder: {SWEEP_FILE} cannot be read "
@@ -330,7 +323,8 @@ def resume_sweep(root: Path) -> int:
         configuration.check(config)
     for job, config in composed:
         folder = root / job["folders"][-1]
-        if _can_go_on(folder) and run_job(config, folder, job["overrides"], resume=True):
+        if _can_go_on(folder):
+            run_job(config, folder, job["overrides"], resume=True)
             continue
         if folder.exists():
             job["folders"].append(f"{job['number']}-{len(job['folders'])}")
@@ -339,6 +333,21 @@ def resume_sweep(root: Path) -> int:
         run_job(config, folder, job["overrides"])
     finish_sweep(root)
     return 1 if any(read_status(root / job["folders"][-1]) != "done" for job in jobs) else 0
+
+
+def _finished(folder: Path) -> bool:
+    """Whether a job is done; one that was killed while its report was written only gets its report."""
+    if read_status(folder) == "done":
+        return True
+    if not (folder / "release/result.json").is_file() or not verify(folder).ok:
+        return False
+    from dpml.report import write_run_report
+
+    write_run_report(folder)
+    for name in ("result.json", "report.html"):
+        RunFolder.open(folder).link_to_top(name)
+    write_status(folder, "done")
+    return True
 
 
 def _can_go_on(folder: Path) -> bool:
@@ -351,6 +360,8 @@ def main() -> int:
     configuration.register()
     _failures.clear()
     resumed = [text.split("=", 1)[1] for text in sys.argv[1:] if text.startswith("resume_sweep=")]
+    while _locks:
+        os.close(_locks.pop())
     try:
         if resumed:
             if len(sys.argv) != 2:

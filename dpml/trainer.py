@@ -22,7 +22,7 @@ import numpy as np
 from dpml import accounting, erm
 from dpml.accounting import DatasetLedger, Event, Ledger, NonPrivate, Trajectory
 from dpml.accounting.sample_size import guidance as sample_size_guidance
-from dpml.arguments import MODELS, check_arguments
+from dpml.arguments import MODELS, check_arguments, foreign_arguments
 from dpml.data import PrivateData, PublicInfo, Records
 from dpml.errors import ConfigError, LedgerError, RunFolderError, invalid
 from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
@@ -157,10 +157,9 @@ class PrivateTrainer:
     # -- checks that need no data ---------------------------------------------------------------------------------
     def _check_method(self) -> None:
         method = self._method()
-        if method in ("output", "objective", "nonprivate") and self.noise_multiplier is not None:
-            raise invalid(
-                "noise_multiplier", self.noise_multiplier, f"left out with method={method!r}", "Give epsilon instead."
-            )
+        for name in foreign_arguments(self, method):
+            way_out = "Give epsilon instead." if name == "noise_multiplier" else "It belongs to another method."
+            raise invalid(name, getattr(self, name), f"left out with method={method!r}", way_out)
         if method in ("output", "objective") and self.model != "logreg":
             name = self.model if isinstance(self.model, str) else type(self.model).__name__
             raise ConfigError(
@@ -176,10 +175,11 @@ class PrivateTrainer:
     def _method(self) -> str:
         if self.method != "auto":
             return self.method
-        return "objective" if self.model == "logreg" and self.noise_multiplier is None else "dp_sgd"
+        return "objective" if self.model == "logreg" and not foreign_arguments(self, "objective") else "dp_sgd"
 
     def _resolve_device(self) -> str:
-        if self.device == "cpu" or self._method() in ("output", "objective"):
+        linear = self._method() in ("output", "objective")
+        if self.device == "cpu" or (linear and self.device == "auto"):
             return "cpu"
         import torch
 
@@ -191,7 +191,7 @@ class PrivateTrainer:
                 "a device that PyTorch sees, and it sees no CUDA device",
                 "Use device='auto' or 'cpu'.",
             )
-        return "cuda" if available else "cpu"
+        return "cuda" if available and not linear else "cpu"
 
     # -- plan -----------------------------------------------------------------------------------------------------
     def plan(self, data: PrivateData) -> Plan:
@@ -271,12 +271,16 @@ class PrivateTrainer:
         )
 
     def check(self, data: PrivateData) -> None:
-        """The cheap part of :meth:`plan`: whether the arguments fit the declared data, without calibrating noise.
+        """Whether :meth:`plan` would succeed, without calibrating the noise of ``dp_sgd``.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: the arguments do not fit the declared data.
+            AccountingError: the accountant cannot bound this method's event.
         """
         method = self._method()
+        if method != "dp_sgd" or self.accountant == "exact" or self.enforce_guidance:
+            self._plan_for(data.public)  # costs milliseconds, or is what tells
+            return
         self._check_delta(data.public, method)
         self._check_data(data.public, method)
 
@@ -303,6 +307,11 @@ class PrivateTrainer:
                 f"model = 'logreg' needs two classes, the data declare {len(public.classes)}. "
                 "Use model='softmax' or 'mlp'."
             )
+        if not isinstance(self.model, str):
+            from dpml.sgd import check_output
+
+            shape = public.feature_shape or (public.n_features,)
+            check_output(self.model, shape, None if self.loss is not None else len(public.classes))
         batch = self.expected_batch_size
         if method == "dp_sgd" and batch is not None and batch > public.n_declared:
             raise invalid(
@@ -385,7 +394,9 @@ class PrivateTrainer:
                 lambda _: parameters.event, [1], delta, neighboring_relation=self.neighboring_relation
             )
         steps = parameters.steps
-        points = sorted({max(1, round(steps * k / TRAJECTORY_POINTS)) for k in range(1, TRAJECTORY_POINTS + 1)} | {1})
+        even = {max(1, round(steps * k / TRAJECTORY_POINTS)) for k in range(1, TRAJECTORY_POINTS + 1)}
+        early = {2**k for k in range(20) if 2**k < steps / TRAJECTORY_POINTS}  # ε grows fastest at first
+        points = sorted(even | early | {1})
         return accounting.trajectory(
             lambda count: accounting.SelfComposed(event=parameters.event_per_step, count=count),
             points,

@@ -223,6 +223,9 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"hidden": ()}, "hidden"),
     ({"method": "output", "noise_multiplier": 1.0}, "Give epsilon"),
     ({"method": "objective", "model": "softmax"}, "rank-one"),
+    ({"method": "objective", "steps": 10}, "steps = 10 .*another method"),
+    ({"method": "output", "max_grad_norm": 3.0}, "max_grad_norm = 3.0"),
+    ({"method": "dp_sgd", "regularization": 0.1}, "regularization = 0.1"),
     ({"dataset_ledger": "x.jsonl"}, "dataset_epsilon"),
     ({"dataset_epsilon": 1.0}, "dataset_ledger"),
 ]
@@ -266,6 +269,23 @@ def test_batch_norm_is_refused_with_its_name_and_replacement() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
     with pytest.raises(ModelError, match=r"'1' \(BatchNorm1d\).*(LayerNorm|GroupNorm)"):
         PrivateTrainer(model, epsilon=1.0)
+
+
+def test_a_module_of_the_wrong_shape_is_refused_before_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import nn
+
+    data = small()
+    monkeypatch.setattr(PrivateData, "load", lambda *_: pytest.fail("records were read"))
+    with pytest.raises(ModelError, match=r"cannot take rows of shape \(4,\)"):
+        PrivateTrainer(nn.Linear(9, 2), epsilon=1.0).fit(data)
+    with pytest.raises(ModelError, match=r"gives \(2, 5\) for 2 rows; for 2 declared classes"):
+        PrivateTrainer(nn.Linear(4, 5), epsilon=1.0).fit(data)
+    assert PrivateTrainer(nn.Linear(4, 1), epsilon=1.0, steps=2).plan(data).model == "Linear"
+
+
+def test_auto_follows_the_arguments() -> None:
+    assert PrivateTrainer(epsilon=1.0, steps=3, expected_batch_size=50).plan(small()).method == "dp_sgd"
+    assert PrivateTrainer(epsilon=1.0, regularization=0.1).plan(small()).method == "objective"
 
 
 def test_run_folder_that_is_used_or_not_writable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

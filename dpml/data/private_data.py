@@ -122,7 +122,7 @@ class PrivateData:
     @staticmethod
     def from_table(
         path: str | Path,
-        schema: Schema | Mapping[str, Any] | str | Path | None,
+        schema: Schema | Mapping[str, Any] | str | Path | None = None,
         test_path: str | Path | None = None,
         split_column: str | None = None,
         test_fraction: float | None = None,

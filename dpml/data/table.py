@@ -152,7 +152,7 @@ def check_header(path: Path, schema: Schema, split_column: str | None = None) ->
         separator = next((s for s in (";", "\t", "|") if len(header) == 1 and s in header[0]), None)
         if separator is not None:
             raise DataError(f"{where} seems to be separated by {separator!r}. Save it with commas.")
-        raise DataError(f"{where} has no {what} {name!r}.{closest(name, header)} Its columns are: {', '.join(header)}.")
+        raise DataError(f"{where} lacks {what} {name!r}.{closest(name, header)} Its columns are: {', '.join(header)}.")
     known = {*required, *(column.name for column in schema.columns)}
     for name in header:
         if name not in known:

@@ -17,6 +17,7 @@ from dpml.accounting import epsilon as compute_epsilon
 from dpml.accounting.ledger import parse_ledger
 from dpml.errors import DpmlError, RunFolderError
 from dpml.report.formats import as_number
+from dpml.results import without_folders
 
 STATUS_WORDS = ("running", "done", "failed")
 _CLASS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,79}")
@@ -196,7 +197,7 @@ def _job(sweep: Path, entry: Mapping[str, Any]) -> JobRecord:
         status = "unfinished"
     return JobRecord(
         number=int(entry.get("number", 0)),
-        overrides=tuple(str(text) for text in entry.get("overrides") or ()),
+        overrides=tuple(without_folders(str(text)) for text in entry.get("overrides") or ()),
         folders=folders,
         status=status,
         error=error,

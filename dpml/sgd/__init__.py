@@ -6,7 +6,7 @@ sums, norms = clipped_gradient(model, loss_fn, batch, max_grad_norm)
 
 from dpml.sgd.clipping import clipped_gradient
 from dpml.sgd.engine import fit_dp_sgd
-from dpml.sgd.models import ModelLoss, build_model, check_model, per_example_loss
+from dpml.sgd.models import ModelLoss, build_model, check_model, check_output, per_example_loss
 from dpml.sgd.nonprivate import fit_nonprivate_module
 from dpml.sgd.planning import DPSGDPlan, plan_dp_sgd
 from dpml.sgd.sampling import poisson_indices
@@ -18,6 +18,7 @@ __all__ = [
     "ModelLoss",
     "build_model",
     "check_model",
+    "check_output",
     "clipped_gradient",
     "fit_dp_sgd",
     "fit_nonprivate_module",

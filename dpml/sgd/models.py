@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +120,38 @@ def check_model(model: nn.Module) -> None:
             )
     if not any(parameter.requires_grad for _, parameter in parameters):
         raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
+
+
+def check_output(model: nn.Module, feature_shape: Sequence[int], n_classes: int | None) -> None:
+    """Run a copy of the model on two rows of zeros: does it take the declared rows and give logits of the right shape?
+
+    Args:
+        feature_shape: public shape of one row.
+        n_classes: declared classes; ``None`` (a loss of the user's own) leaves the output's shape open.
+
+    Raises:
+        ModelError: what came out, and what was expected.
+    """
+    probe = copy.deepcopy(model).to("cpu").eval()
+    dtype = next((p.dtype for p in probe.parameters() if p.is_floating_point()), torch.float32)
+    rows = torch.zeros((2, *feature_shape), dtype=dtype)
+    try:
+        with torch.no_grad():
+            output = probe(rows)
+    except Exception as error:
+        raise ModelError(
+            f"the model ({type(model).__name__}) cannot take rows of shape {tuple(feature_shape)}: {error}. "
+            "Its input must fit the declared features (the constant column included)."
+        ) from error
+    if n_classes is None:
+        return
+    allowed = [(2, n_classes)] + ([(2,), (2, 1)] if n_classes == 2 else [])
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) not in allowed:
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ModelError(
+            f"the model ({type(model).__name__}) gives {got} for 2 rows; for {n_classes} declared classes it must give "
+            f"one of {allowed}. Fix its last layer, or pass loss= for another kind of output."
+        )
 
 
 def _replacement(module: nn.Module) -> str:

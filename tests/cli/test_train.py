@@ -49,12 +49,60 @@ def test_runs_of_the_same_second_have_their_own_folders(cli: Any, tmp_path: Path
 
 def test_a_folder_that_holds_a_run_is_refused(cli: Any, tmp_path: Path) -> None:
     assert cli(*SMALL, "hydra.run.dir=here", "report=false")[0] == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "here/release").iterdir()}
-    status, _, err = cli(*SMALL, "hydra.run.dir=here", "report=false")
+    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
+    status, _, err = cli(*SMALL, "hydra.run.dir=here", "report=false", "privacy.epsilon=3")
     assert status == 1
     assert "holds a run already" in err
-    assert {p: p.read_bytes() for p in (tmp_path / "here/release").iterdir()} == before
-    assert json.loads((tmp_path / "here/private/status.json").read_text())["status"] == "done"
+    assert {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_of_the_users_own_is_left_as_it_is(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine/private").mkdir(parents=True)
+    (tmp_path / "mine/private/notes.txt").write_text("mine")
+    (tmp_path / "mine/private").chmod(0o755)
+    status, _, err = cli(*SMALL, "hydra.run.dir=mine")
+    assert status == 1
+    assert "is not empty" in err
+    assert [p.name for p in (tmp_path / "mine/private").iterdir()] == ["notes.txt"]
+    assert (tmp_path / "mine/private").stat().st_mode & 0o777 == 0o755
+
+
+def test_cuda_without_cuda_is_refused_for_every_method(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for method in ("dp_sgd", "objective", "output"):
+        status, _, err = cli(*SMALL, f"method={method}", "device=cuda")
+        assert status == 1
+        assert "sees no CUDA device" in err
+
+
+def test_a_full_disk_outside_the_ledger_is_named(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpml import release
+
+    real = release.write_atomic
+
+    def full(target: Path, content: Any) -> None:
+        if target.name == "model.safetensors":
+            raise OSError(28, "No space left on device")
+        real(target, content)
+
+    monkeypatch.setattr(release, "write_atomic", full)
+    status, _, err = cli(*SMALL, "hydra.run.dir=here", "report=false")
+    assert status == 1
+    assert "model.safetensors' (No space left on device). Free space" in err
+    assert not (tmp_path / "here/result.json").exists()
+
+
+def test_the_custodians_folders_are_not_published(cli: Any, tmp_path: Path) -> None:
+    table, schema = write_people(tmp_path / "secret-project")
+    status, _, err = cli(
+        "data=table", f"data.path={table}", f"data.schema={schema}", "privacy.delta=1e-4", "hydra.run.dir=here"
+    )
+    assert status == 0, err
+    for file in (tmp_path / "here/release").iterdir():
+        assert b"secret-project" not in file.read_bytes(), file.name
+    assert "data.path=people.csv" in json.loads((tmp_path / "here/result.json").read_text())["command"]
 
 
 BAD: list[tuple[tuple[str, ...], str]] = [
@@ -79,6 +127,13 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("data=fashion_mnist", "data.folder=nowhere"), "dataset-fashion-mnist"),
     (("guidance.enforce=true",), "too small"),
     (("method=nonprivate", "model=mlp", "model.hidden=[]"), "hidden"),
+    (("+privacy.epsilo=0.1",), "privacy.epsilo is unknown"),
+    (("+privacy.epsilo=0.1",), "Did you mean privacy.epsilon?"),
+    (("method=objective", "+method.momentum=0.5"), "method.momentum is unknown"),
+    (("+data.path=people.csv",), "data.path is unknown"),
+    (("+foo=1",), "foo is unknown"),
+    (("method=objective", "privacy.accountant=zcdp"), "cannot bound"),
+    (("hydra.run.dir=/proc/nowhere",), "cannot be written"),
 ]
 
 
@@ -91,12 +146,11 @@ def test_bad_input_stops_before_data_and_says_what_to_do(
     base = [text for text in SMALL if not any(text.split("=")[0] == a.split("=")[0] for a in arguments)]
     if any(a.startswith("data=") for a in arguments):
         base = [text for text in base if not text.startswith("data")]
-    status, out, err = cli(*base, *arguments, "hydra.run.dir=here")
+    status, out, err = cli(*base, *arguments, *([] if "hydra.run.dir" in arguments[0] else ["hydra.run.dir=here"]))
     assert status == 1
     assert message in out + err
     assert "Traceback" not in out + err
-    assert not list(tmp_path.rglob("model.safetensors"))
-    assert not list(tmp_path.rglob("ledger.jsonl"))
+    assert not [path for path in tmp_path.rglob("*") if "absl" not in path.name], "a refused run left files"
 
 
 def test_bad_tables_are_refused_with_their_message(cli: Any, tmp_path: Path) -> None:
@@ -202,6 +256,58 @@ def test_a_report_that_fails_is_said_and_gives_a_bad_exit_status(
     assert status == 1
     assert "report could not be written" in err
     assert len(run_folders(tmp_path / "s")) == 2
+
+
+def test_what_cannot_run_is_found_before_job_0(cli: Any, tmp_path: Path) -> None:
+    for arguments, message in (
+        (["method=dp_sgd,objective", "privacy.accountant=zcdp"], "cannot bound"),
+        (["method=objective", "privacy.epsilon=80,0.01", "guidance.enforce=true"], "too small"),
+        (
+            ["privacy.epsilon=1,1.5", "privacy.dataset_ledger=all.jsonl", "privacy.dataset_epsilon=2",
+             "privacy.dataset_delta=1e-3"],
+            "more than the cap of 2",
+        ),
+    ):  # fmt: skip
+        status, out, err = cli("-m", *SMALL, *arguments, "hydra.sweep.dir=s")
+        assert status == 1
+        assert message in out + err
+        assert "job 1 of 2" in out + err
+        assert not run_folders(tmp_path)
+
+
+def test_a_job_that_was_killed_while_its_report_was_written_is_not_run_again(cli: Any, tmp_path: Path) -> None:
+    assert cli("-m", *SMALL, "privacy.epsilon=1,2", "hydra.sweep.dir=s")[0] == 0
+    status_file = tmp_path / "s/0/private/status.json"
+    status_file.write_text('{"status": "running", "error": null}')
+    (tmp_path / "s/0/release/report.html").unlink()
+    (tmp_path / "s/0/report.html").unlink()
+    before = (tmp_path / "s/0/release/model.safetensors").read_bytes()
+    status, out, err = cli("resume_sweep=s")
+    assert status == 0, err
+    assert "2 of 2 jobs are done; running 0" in out
+    assert len(run_folders(tmp_path / "s")) == 2
+    assert (tmp_path / "s/0/report.html").exists()
+    assert (tmp_path / "s/0/release/model.safetensors").read_bytes() == before
+    assert json.loads(status_file.read_text())["status"] == "done"
+
+
+def test_a_sweep_that_is_being_worked_on_is_not_resumed(tmp_path: Path) -> None:
+    process = python(
+        "dpml.train", "-m", *SMALL, "method=dp_sgd", "method.steps=4000", "method.expected_batch_size=40",
+        "method.checkpoint_every=100", "privacy.epsilon=1,2", "hydra.sweep.dir=s", "report=false", cwd=tmp_path,
+    )  # fmt: skip
+    end = time.monotonic() + 120
+    while not (tmp_path / "s/0/private/checkpoint.safetensors").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    rival = python("dpml.train", "resume_sweep=s", cwd=tmp_path)
+    _, err = rival.communicate(timeout=120)
+    assert rival.returncode == 1
+    assert "being worked on by another process" in err
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out + err
+    assert all(accounting.verify(folder).ok for folder in run_folders(tmp_path / "s"))
 
 
 def test_a_failing_job_leaves_its_traceback_and_the_others_go_on(

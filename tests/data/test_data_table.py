@@ -70,8 +70,8 @@ def test_loading_the_data_package_imports_neither_torch_nor_sklearn() -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("age,twon,id,label", "no column 'town'.*Did you mean 'twon'"),
-        ("age,town,id,Label", "no the schema's target 'label'.*Did you mean 'Label'"),
+        ("age,twon,id,label", "lacks column 'town'.*Did you mean 'twon'"),
+        ("age,town,id,Label", "lacks the schema's target 'label'.*Did you mean 'Label'"),
         ("age,town,id,label,extra", "column 'extra' that the schema lacks.*ignore"),
         ("age,age,town,label", "column 'age' twice"),
         ("age;town;id;label", "separated by ';'.*commas"),

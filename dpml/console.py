@@ -1,0 +1,97 @@
+"""What ``python -m dpml.train`` shows: plan, progress, result.  Public values only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dpml.runs import Plan, RunResult
+
+
+class StepBar:
+    """Progress on standard error: step, ε so far, time left.  Silent when ``verbose`` is false."""
+
+    def __init__(self, verbose: bool) -> None:
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("ε so far ≤ {task.fields[epsilon]:.4g}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not verbose,
+        )
+        self._task: Any = None
+
+    def __enter__(self) -> StepBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, step: int, steps: int, epsilon: float) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task("train", total=steps, epsilon=epsilon)
+        self._bar.update(self._task, completed=step, epsilon=epsilon)
+
+
+def _grid(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def plan_table(plan: Plan) -> Table:
+    """The plan as a table."""
+    return _grid("Plan (public knowledge only; no record has been read)", plan.rows())
+
+
+def result_table(result: RunResult) -> Table:
+    """What a person wants to know at the end."""
+    guarantee, plan = result.guarantee, result.plan
+    others = [
+        f"{name} {series[-1]:.4g}"
+        for name, series in (("RDP", result.trajectory.rdp), ("zCDP", result.trajectory.zcdp))
+        if series
+    ]
+    rows = [
+        ("ε", f"{guarantee.epsilon:.6g}" + (f"   (by {', by '.join(others)})" if others else "")),
+        ("δ", f"{guarantee.delta:.3g}"),
+        ("relation", f"{guarantee.neighboring_relation}, unit: one {guarantee.unit}"),
+        (
+            "accountant",
+            f"{guarantee.accountant}" + (f" → {result.accountant_used}" if guarantee.accountant == "best" else ""),
+        ),
+        ("method", f"{plan.method}, {plan.model}, {plan.steps} noisy release{'s' if plan.steps != 1 else ''}"),
+    ]
+    if result.metrics:
+        rows.append(("accuracy", f"{result.metrics['accuracy']:.4f}   ({result.metrics['source']})"))
+        if "auc" in result.metrics:
+            rows.append(("AUC", f"{result.metrics['auc']:.4f}"))
+        if result.nonprivate:
+            rows.append(("without privacy", f"{result.nonprivate['test_accuracy']:.4f}   (public data only)"))
+    else:
+        rows.append(("accuracy", "not published: no public test set (see private/diagnostics.json)"))
+    guide = plan.guidance
+    verdict = "enough" if guide["enough"] else f"too small by ×{guide['factor']:.3g}"
+    if plan.method != "nonprivate":
+        asked = (
+            f"n = {guide['n_declared']:,}, the rule asks for {guide['required_n']:,} at α = {guide['excess_risk']:g}"
+        )
+        rows.append(("sample size", f"{verdict}: {asked}"))
+    rows.append(("ledger", f"{result.ledger['count']} lines, head {str(result.ledger['head'])[:16]}…"))
+    if result.run_dir is not None:
+        here = Path.cwd()
+        shown = result.run_dir.relative_to(here) if result.run_dir.is_relative_to(here) else result.run_dir
+        rows.append(("files", str(shown)))
+    return _grid("Result", rows)
