@@ -33,35 +33,36 @@ def check_arguments(trainer: PrivateTrainer) -> None:
             f"epsilon = {trainer.epsilon!r} and noise_multiplier = {trainer.noise_multiplier!r} exclude each other: "
             "give the budget and the noise follows, or give the noise and the budget follows."
         )
-    if trainer.epsilon is not None and not is_positive(trainer.epsilon):
-        raise invalid(
-            "epsilon", trainer.epsilon, "a finite number > 0", "For a run without privacy use method='nonprivate'."
-        )
+    if trainer.epsilon is not None and not is_within(trainer.epsilon, *LIMITS["epsilon"]):
+        way_out = "For a run without privacy use method='nonprivate'."
+        raise invalid("epsilon", trainer.epsilon, "a finite number > 0 (from 1e-6 to 1e4)", way_out)
     if trainer.delta is not None and not (is_number(trainer.delta) and 0 < trainer.delta < 1):
         raise invalid("delta", trainer.delta, "> 0 and < 1/n_declared", "Leave it out for min(1e-5, 0.1/n_declared).")
     if trainer.steps is not None and trainer.epochs is not None:
         raise ConfigError(f"steps = {trainer.steps!r} and epochs = {trainer.epochs!r} exclude each other: give one.")
-    for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta"):
-        value = getattr(trainer, name)
-        if value is not None and not is_positive(value):
-            raise invalid(name, value, "a finite number > 0")
-    for name in ("max_grad_norm", "solution_norm", "excess_risk"):
-        if not is_positive(getattr(trainer, name)):
-            raise invalid(name, getattr(trainer, name), "a finite number > 0")
+    for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta", "max_grad_norm", "solution_norm",
+                 "excess_risk"):  # fmt: skip
+        value, (low, high) = getattr(trainer, name), LIMITS[name]
+        if value is not None and not is_within(value, low, high):
+            raise invalid(name, value, f"a finite number > 0 (from {low:g} to {high:g})")
     for name in ("steps", "expected_batch_size", "micro_batch_size", "checkpoint_every"):
         value = getattr(trainer, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise invalid(name, value, "an integer ≥ 1")
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST[name]
+        ):
+            raise invalid(name, value, f"an integer from 1 to {MOST[name]:,}")
     for name in ("learning_rate", "regularization"):
         value = getattr(trainer, name)
         if value != "auto" and not is_positive(value):
             raise invalid(name, value, '"auto" or a finite number > 0')
     if not (is_number(trainer.momentum) and 0 <= trainer.momentum < 1):
         raise invalid("momentum", trainer.momentum, "a number in [0, 1)")
-    if not isinstance(trainer.seed, int) or isinstance(trainer.seed, bool) or trainer.seed < 0:
-        raise invalid("seed", trainer.seed, "an integer ≥ 0")
-    if not trainer.hidden or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in trainer.hidden):
-        raise invalid("hidden", trainer.hidden, "one or more integers ≥ 1")
+    if not isinstance(trainer.seed, int) or isinstance(trainer.seed, bool) or not 0 <= trainer.seed < 2**63:
+        raise invalid("seed", trainer.seed, "an integer from 0 to 2^63 - 1")
+    if not trainer.hidden or any(
+        isinstance(w, bool) or not isinstance(w, int) or not 1 <= w <= 65_536 for w in trainer.hidden
+    ):
+        raise invalid("hidden", trainer.hidden, "one or more integers ≥ 1 (up to 65536)")
     caps = (trainer.dataset_epsilon, trainer.dataset_delta)
     if trainer.dataset_ledger is not None and None in caps:
         raise ConfigError(
@@ -71,6 +72,19 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     if trainer.dataset_ledger is None and caps != (None, None):
         raise ConfigError("dataset_epsilon and dataset_delta are the cap of a dataset_ledger: name its file.")
 
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "epsilon": (1e-6, 1e4),
+    "noise_multiplier": (1e-3, 1e6),
+    "epochs": (1e-6, 1e6),
+    "dataset_epsilon": (1e-6, 1e6),
+    "dataset_delta": (1e-30, 1.0),
+    "max_grad_norm": (1e-6, 1e6),
+    "solution_norm": (1e-6, 1e9),
+    "excess_risk": (1e-9, 1e9),
+}
+MOST = {"steps": 10**7, "expected_batch_size": 10**9, "micro_batch_size": 10**9, "checkpoint_every": 10**7}
+"""Public ranges: beyond them no run makes sense, and numbers overflow or calibration never ends."""
 
 DP_SGD_ONLY: dict[str, object] = {
     "noise_multiplier": None,
@@ -100,6 +114,10 @@ def one_of(name: str, value: object, allowed: Sequence[str], more: str = "") -> 
 
 def is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_within(value: object, low: float, high: float) -> bool:
+    return is_number(value) and low <= float(value) <= high  # type: ignore[arg-type]
 
 
 def is_positive(value: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from dpml.data import PrivateData
 from dpml.errors import ConfigError
@@ -77,7 +77,8 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):
             )
         assert self.classes is not None
         assert self.n_declared is not None
-        X, y = validate_data(self, X, y, ensure_all_finite=False, ensure_min_samples=1, dtype=np.float64)
+        X = validate_data(self, X, ensure_all_finite=False, ensure_min_samples=1, dtype=np.float64)
+        y = column_or_1d(y)  # a label that is missing or unknown makes its record contribute nothing
         data = PrivateData.from_arrays(
             X,
             y,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 MODEL_FILE = "model.safetensors"
-MODEL_FORMAT = "1"
+MODEL_FORMAT = 1
+MODEL_KEY = "dpml"
 LINEAR = ("logreg", "softmax")
 
 
@@ -183,16 +184,16 @@ class PrivateModel:
 
     # -- files ----------------------------------------------------------------------------------------------------
     def to_bytes(self) -> bytes:
-        """The safetensors file: arrays, and the rest as JSON in its header."""
+        """The safetensors file: arrays, and the rest as JSON under one header key (the order of several is random)."""
         header = {
             "format": MODEL_FORMAT,
             "kind": self.kind,
-            "classes": dumps(list(self.classes), indent=None),
-            "preprocessing": dumps(self.preprocessing, indent=None),
-            "settings": dumps(self.settings, indent=None),
+            "classes": list(self.classes),
+            "preprocessing": self.preprocessing,
+            "settings": self.settings,
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in self.weights.items()}
-        return bytes(save_tensors(arrays, metadata=header))
+        return bytes(save_tensors(arrays, metadata={MODEL_KEY: dumps(header, indent=None)}))
 
 
 def load(folder: str | os.PathLike[str], module: torch.nn.Module | None = None) -> PrivateModel:
@@ -212,14 +213,15 @@ def load(folder: str | os.PathLike[str], module: torch.nn.Module | None = None) 
         raise RunFolderError(f"no {MODEL_FILE} in {str(path)!r}: the run is unfinished, or this is no run folder.")
     try:
         with safe_open(base / MODEL_FILE, framework="numpy") as file:
-            header = file.metadata() or {}
+            header = json.loads((file.metadata() or {})[MODEL_KEY])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if header.get("format") != MODEL_FORMAT:
             raise ModelError(f"{MODEL_FILE} has format {header.get('format')!r}, this dpml reads {MODEL_FORMAT!r}.")
-        classes = tuple(json.loads(header["classes"]))
-        preprocessing, settings = json.loads(header["preprocessing"]), json.loads(header["settings"])
-        kind = header["kind"]
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        classes, kind = tuple(header["classes"]), str(header["kind"])
+        preprocessing, settings = dict(header["preprocessing"]), dict(header["settings"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, ModelError):
+            raise
         raise ModelError(f"{base / MODEL_FILE} is not a dpml model file ({type(error).__name__}).") from error
     schema = json.loads((base / "schema.json").read_text("utf-8")) if (base / "schema.json").is_file() else None
     if schema is not None and "columns" not in schema:  # arrays: a description, not a table's schema
@@ -238,7 +240,7 @@ def class_scores(model: PrivateModel, rows: np.ndarray, labels: np.ndarray) -> d
     """
     if len(labels) == 0:
         return {}
-    probabilities = model.probabilities(rows)
+    probabilities = np.nan_to_num(model.probabilities(rows), nan=0.0)  # finite weights, but sums that overflow
     picked = np.clip(probabilities[np.arange(len(labels)), labels], 1e-12, 1.0)
     scores = {
         "accuracy": float((probabilities.argmax(axis=1) == labels).mean()),

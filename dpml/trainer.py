@@ -7,6 +7,7 @@ ledger says.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import math
@@ -21,10 +22,12 @@ import numpy as np
 
 from dpml import accounting, erm
 from dpml.accounting import DatasetLedger, Event, Ledger, NonPrivate, Trajectory
+from dpml.accounting.events import flatten
 from dpml.accounting.sample_size import guidance as sample_size_guidance
+from dpml.accounting.verification import file_digest, result_digest
 from dpml.arguments import MODELS, check_arguments, foreign_arguments
 from dpml.data import PrivateData, PublicInfo, Records
-from dpml.errors import ConfigError, LedgerError, RunFolderError, invalid
+from dpml.errors import ConfigError, LedgerError, ModelError, RunFolderError, invalid
 from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
 from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
 from dpml.results import Guarantee, dumps, to_jsonable
@@ -56,6 +59,22 @@ def _as_written(plan: Plan, written: Mapping[str, Any]) -> Plan:
             event_per_step=accounting.from_json(parameters["event_per_step"]),
         ),
     )
+
+
+def _test_scores(model: PrivateModel, records: Records) -> dict[str, float]:
+    if records.X_test is None or records.y_test is None:
+        return {}
+    return class_scores(model, records.X_test, records.y_test)
+
+
+def _refuse_not_finite(weights: Mapping[str, np.ndarray]) -> None:
+    """Post-processing of charged values: a model that cannot score is not published."""
+    for name, values in weights.items():
+        if not np.isfinite(values).all():
+            raise ModelError(
+                f"the trained weight {name!r} is not finite, so nothing was released (the budget is spent). Lower "
+                "learning_rate, or leave it at 'auto'."
+            )
 
 
 class PrivateTrainer:
@@ -427,6 +446,9 @@ class PrivateTrainer:
         """
         plan = self.plan(data)
         cap = self._dataset_ledger()
+        run_name = "in memory" if self.run_dir is None else str(Path(self.run_dir).absolute())
+        if cap is not None:
+            cap.check(run_name, plan.guarantee.epsilon, plan.guarantee.delta)
         folder = None if self.run_dir is None else RunFolder.create(self.run_dir)
         if folder is not None:
             folder.publish("config.yaml", config if config is not None else dumps(self.describe()) + "\n")
@@ -434,7 +456,6 @@ class PrivateTrainer:
         ledger = Ledger.create(None if folder is None else folder.release / "ledger.jsonl", plan.to_dict())
         try:
             if cap is not None:
-                run_name = "in memory" if folder is None else str(folder.path)
                 cap.reserve(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
             split_key = secrets.randbits(128)
             records = data.load(self.noise_source or FixedNoise(split_key))
@@ -484,27 +505,19 @@ class PrivateTrainer:
             ),
             module=module,
         )
+        _refuse_not_finite(weights)
         guarantee, used = self._recompute(plan, ledger)
-        scores: dict[str, float] = {}
-        if records.X_test is not None and records.y_test is not None:
-            scores = class_scores(model, records.X_test, records.y_test)
         metrics: dict[str, float | str] = {}
-        if public.test_is_public and scores:
-            metrics = {**scores, "source": "test set declared public"}
-        nonprivate = self._nonprivate(plan, public, records)
-        if not ledger.closed:  # a run killed right after its closing line is resumed with a closed ledger
-            ledger.close({"epsilon": to_jsonable(guarantee.epsilon), "delta": guarantee.delta, "steps": plan.steps})
-        private = {
-            **records.private_notes,
-            **diagnostics,
-            **({} if metrics or not scores else {"test": scores}),
-        }
+        if public.test_is_public:
+            metrics = dict(_test_scores(model, records))
+            metrics |= {"source": "test set declared public"} if metrics else {}
+        private: dict[str, Any] = {**records.private_notes, **diagnostics}
         result = RunResult(
             guarantee=guarantee,
             trajectory=plan.trajectory,
-            ledger={"head": ledger.head, "count": ledger.count},
+            ledger={},
             metrics=metrics,
-            nonprivate=nonprivate,
+            nonprivate=self._nonprivate(plan, public, records),
             plan=plan,
             model=model,
             accountant_used=used,
@@ -512,11 +525,29 @@ class PrivateTrainer:
             private=private,
             command=command,
         )
+        weights_file, files = model.to_bytes(), {}
         if folder is not None:
-            folder.keep("diagnostics.json", private)
-            folder.publish(MODEL_FILE, model.to_bytes())
+            files = {name: file_digest(folder.release / name) for name in ("config.yaml", "schema.json")}
+            files[MODEL_FILE] = hashlib.sha256(weights_file).hexdigest()
+        if not ledger.closed:  # a run killed right after its closing line is resumed with a closed ledger
+            ledger.close(
+                {
+                    "epsilon": to_jsonable(guarantee.epsilon),
+                    "delta": guarantee.delta,
+                    "steps": plan.steps,
+                    "result": result_digest(result.to_dict()),
+                    "files": files,
+                }
+            )
+        result = replace(result, ledger={"head": ledger.head, "count": ledger.count})
+        if folder is not None:
+            folder.publish(MODEL_FILE, weights_file)
             folder.publish("result.json", dumps(result.to_dict()) + "\n")
             folder.link_to_top("result.json")
+        if not public.test_is_public:  # after everything is published: it cannot stop a release, or tell by stopping it
+            private |= {"test": _test_scores(model, records)}
+        if folder is not None:
+            folder.keep("diagnostics.json", private)
             (folder.private / "checkpoint.safetensors").unlink(missing_ok=True)
         return result
 
@@ -536,6 +567,7 @@ class PrivateTrainer:
         if plan.method in ("output", "objective") or (plan.method == "nonprivate" and plan.model == "logreg"):
             signed = 2.0 * records.y - 1.0
             if plan.method == "nonprivate":
+                ledger.charge(NonPrivate(), stage="train")
                 theta = erm.fit_nonprivate(records.X, signed)
             else:
                 fit = erm.fit_output if plan.method == "output" else erm.fit_objective
@@ -554,6 +586,7 @@ class PrivateTrainer:
 
         network = self._network(public)
         if plan.method == "nonprivate":
+            ledger.charge(NonPrivate(), stage="train")
             trained = sgd.fit_nonprivate_module(
                 network, records.X, records.y, loss=self.loss, device=plan.device, seed=self.seed
             )
@@ -583,11 +616,14 @@ class PrivateTrainer:
 
     def _recompute(self, plan: Plan, ledger: Ledger) -> tuple[Guarantee, str]:
         """ε from what the ledger charged, which must not pass the promise."""
+        promise, event = plan.guarantee, ledger.charged
+        if flatten(event) != flatten(plan.event):
+            raise LedgerError(
+                "what the ledger charged is not what the plan says: nothing was released. This is a bug in dpml; "
+                "please report it."
+            )
         if plan.method == "nonprivate":
-            ledger.charge(NonPrivate(), stage="train")
-            return plan.guarantee, self.accountant
-        promise = plan.guarantee
-        event = ledger.charged
+            return promise, self.accountant
         if self.accountant == "best":
             epsilon, used = accounting.best(event, promise.delta, neighboring_relation=self.neighboring_relation)
         else:
@@ -638,13 +674,19 @@ class PrivateTrainer:
             raise RunFolderError(f"{str(folder.path)!r} is finished; there is nothing to resume.")
         if not saved_path.is_file():
             raise RunFolderError(f"{str(folder.path)!r} never got as far as reading data: start a new run instead.")
-        saved = json.loads(saved_path.read_text("utf-8"))
-        arguments = dict(saved["arguments"])
+        try:
+            saved = json.loads(saved_path.read_text("utf-8"))
+            arguments, key, split_key = dict(saved["arguments"]), bytes.fromhex(saved["key"]), int(saved["split_key"])
+            mac, own_loss, name = str(saved["mac"]), bool(arguments.pop("own_loss")), str(arguments["model"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunFolderError(
+                f"{str(saved_path)!r} is damaged ({type(error).__name__}): start a new run."
+            ) from error
         if model is not None:
             arguments["model"] = model
-        elif arguments["model"] not in MODELS:
-            raise ConfigError(f"the run trained your own module {arguments['model']!r}: pass model=YourModule().")
-        if arguments.pop("own_loss") != (loss is not None):
+        elif name not in MODELS:
+            raise ConfigError(f"the run trained your own module {name!r}: pass model=YourModule().")
+        if own_loss != (loss is not None):
             raise ConfigError("loss must be given to resume if, and only if, it was given to the run.")
         trainer = cls(**arguments, loss=loss, run_dir=folder.path, noise_source=noise_source)
         ledger = Ledger.resume(folder.release / "ledger.jsonl", closed_ok=True)
@@ -660,8 +702,8 @@ class PrivateTrainer:
                     "Start a new run."
                 )
             plan = _as_written(plan, written)
-            records = data.load(noise_source or FixedNoise(int(saved["split_key"])))
-            if not hmac.compare_digest(records_mac(bytes.fromhex(saved["key"]), records), saved["mac"]):
+            records = data.load(noise_source or FixedNoise(split_key))
+            if not hmac.compare_digest(records_mac(key, records), mac):
                 raise ConfigError(
                     "the data are not those that the run started with; resume needs the very same records."
                 )

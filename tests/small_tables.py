@@ -39,3 +39,20 @@ def write_people(folder: Path, frame: pd.DataFrame | None = None, **changes: Any
     (people() if frame is None else frame).to_csv(table, index=False)
     schema.write_text(json.dumps({**SCHEMA, **changes}), "utf-8")
     return table, schema
+
+
+def comparable(release: Path, name: str) -> Any:
+    """A file of ``release/`` without what follows from the noisy weights: their digest, and hashes over it."""
+    raw = (release / name).read_bytes()
+    if name == "ledger.jsonl":
+        lines = raw.splitlines()
+        last = json.loads(lines[-1])
+        assert last["kind"] == "closed"
+        last["outcome"]["files"].pop("model.safetensors")
+        last.pop("hash")
+        return lines[:-1], last
+    if name == "result.json":
+        result = json.loads(raw)
+        result["ledger"].pop("head")
+        return result
+    return raw

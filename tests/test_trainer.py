@@ -220,6 +220,16 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"steps": 0}, "steps = 0"),
     ({"steps": 2.5}, "steps = 2.5"),
     ({"seed": -1}, "seed = -1"),
+    ({"seed": 2**70}, "seed = "),
+    ({"epsilon": 1e-320}, "epsilon = "),
+    ({"epsilon": 1e9}, "epsilon = 1000000000.0"),
+    ({"noise_multiplier": 1e300}, "noise_multiplier = 1e"),
+    ({"noise_multiplier": 1e-300}, "noise_multiplier = 1e-300"),
+    ({"epochs": 1e300}, "epochs = 1e"),
+    ({"steps": 10**15}, "steps = "),
+    ({"hidden": (10**9,)}, "hidden"),
+    ({"solution_norm": 1e-200}, "solution_norm = 1e-200"),
+    ({"excess_risk": 1e-300}, "excess_risk = 1e-300"),
     ({"hidden": ()}, "hidden"),
     ({"method": "output", "noise_multiplier": 1.0}, "Give epsilon"),
     ({"method": "objective", "model": "softmax"}, "rank-one"),
@@ -333,7 +343,8 @@ def test_dataset_ledger_refuses_the_run_that_passes_the_cap(tmp_path: Path, monk
     trainer("dp_sgd", **cap).fit(small())
     monkeypatch.setattr(PrivateData, "load", lambda *_: pytest.fail("records were read"))
     with pytest.raises(BudgetExceededError, match="spent 4"):
-        trainer("output", **cap).fit(small())
+        trainer("output", run_dir=tmp_path / "third", **cap).fit(small())
+    assert not (tmp_path / "third").exists()
 
 
 # -- killed and resumed -------------------------------------------------------------------------------------------
@@ -462,6 +473,39 @@ def test_a_test_noise_source_is_named_in_the_assumptions(method: str) -> None:
     np.testing.assert_array_equal(first.model.weights["weight"], second.model.weights["weight"])
     assert any("NOT PRIVATE" in text for text in first.guarantee.assumptions)
     assert not any("NOT PRIVATE" in text for text in trainer(method).fit(small()).guarantee.assumptions)
+
+
+def test_a_private_test_label_cannot_stop_or_change_a_release(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 2)), rng.integers(0, 2, 60)
+    for k, y_test in enumerate(([0] * 60, [0] * 59 + [1], [7] * 60)):
+        data = PrivateData.from_arrays(X, y, X_test=X, y_test=y_test, norm_bound=1.0, classes=[0, 1], n_declared=60)
+        run = trainer("dp_sgd", expected_batch_size=20, learning_rate=1e5, run_dir=tmp_path / str(k))
+        assert np.isfinite(run.fit(data).model.weights["weight"]).all()
+        assert (tmp_path / str(k) / "release/result.json").exists()
+
+
+def test_weights_that_are_not_finite_are_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpml import erm
+
+    real = erm.fit_objective
+
+    def broken(*arguments: Any, **named: Any) -> Any:
+        theta, notes = real(*arguments, **named)
+        return np.where(np.arange(len(theta)) == 0, np.inf, theta), notes
+
+    monkeypatch.setattr(erm, "fit_objective", broken)
+    with pytest.raises(ModelError, match="not finite, so nothing was released"):
+        trainer("objective", run_dir=tmp_path / "run").fit(small())
+    assert not (tmp_path / "run/release/model.safetensors").exists()
+
+
+def test_a_damaged_resume_file_is_named(tmp_path: Path) -> None:
+    killed_run(tmp_path / "run", at=6)
+    for text in ("{", "[]", '{"key": 1}', "[" * 100_000):
+        (tmp_path / "run/private/resume.json").write_text(text)
+        with pytest.raises(RunFolderError, match="damaged"):
+            PrivateTrainer.resume(tmp_path / "run", small())
 
 
 def test_public_signatures_are_frozen() -> None:

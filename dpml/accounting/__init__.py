@@ -29,7 +29,7 @@ from dpml.accounting.events import (
 from dpml.accounting.ledger import Ledger, LedgerRecord, read_ledger
 from dpml.accounting.sample_size import guidance
 from dpml.accounting.trajectories import trajectory
-from dpml.accounting.verification import Verification, verify
+from dpml.accounting.verification import Verification, file_digest, result_digest, verify
 from dpml.results import Trajectory
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "calibrate_steps",
     "delta",
     "epsilon",
+    "file_digest",
     "from_json",
     "gaussian_delta",
     "gaussian_epsilon",
@@ -65,6 +66,7 @@ __all__ = [
     "guidance",
     "rdp",
     "read_ledger",
+    "result_digest",
     "rho",
     "trajectory",
     "verify",

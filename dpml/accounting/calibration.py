@@ -16,6 +16,7 @@ from dpml.errors import AccountingError
 
 LARGEST_NOISE = 1e9
 SMALLEST_NOISE = 1e-4
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 1e4
 _TOLERANCE = 3e-5
 
 
@@ -30,9 +31,10 @@ def calibrate(
     """Smallest noise multiplier (to 1e-4 relative, on the large side) whose event is (ε, δ)-DP.
 
     ``make_event`` maps a noise multiplier to the event of the whole run; its ε must not grow with the noise.  Raises
-    AccountingError when no noise multiplier up to 1e9 is enough, ConfigError for ε ≤ 0 or δ outside [0, 1).
+    AccountingError when no noise multiplier up to 1e9 is enough, ConfigError for ε outside [1e-6, 1e4] or δ outside
+    [0, 1).
     """
-    epsilon = check_number("epsilon", epsilon, 0.0, above=True)
+    epsilon = check_number("epsilon", epsilon, SMALLEST_EPSILON, LARGEST_EPSILON)
     delta = check_number("delta", delta, 0.0, 1.0, below=True)
     check_relation(neighboring_relation)
 

@@ -59,8 +59,6 @@ def _best(event: Event, joint: Callable, basic: Callable) -> tuple[float, str]:
 def _best_joint(joint: Callable) -> tuple[float, str] | None:
     found: tuple[float, str] | None = None
     for name, module in _JOINT.items():
-        if name == "zcdp" and found is not None:  # RDP contains it
-            break
         try:
             value = joint(module)
         except UnsupportedEventError:

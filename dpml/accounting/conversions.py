@@ -128,16 +128,11 @@ def rdp_to_epsilon(orders: np.ndarray, values: np.ndarray, delta: float) -> floa
     """
     with np.errstate(invalid="ignore"):
         epsilons = values + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-    # D_α = 0 for an order is no leak at all
-    if np.any(values == 0):
-        return 0.0
     return max(0.0, float(np.min(epsilons, initial=math.inf)))
 
 
 def rdp_to_delta(orders: np.ndarray, values: np.ndarray, epsilon: float) -> float:
     """Smallest δ ≤ 1 over the orders: δ = e^{(α−1)(r−ε)}/(α−1) · (1 − 1/α)^α (same sources)."""
-    if np.any(values == 0):
-        return 0.0
     logs = (orders - 1) * (values - epsilon) - np.log(orders - 1) + orders * np.log1p(-1 / orders)
     return min(1.0, math.exp(min(0.0, float(np.min(logs, initial=math.inf)))))
 
@@ -153,7 +148,7 @@ def zcdp_to_epsilon(rho: float, delta: float) -> float:
         t = math.exp(log_order)  # α − 1
         return rho * (t + 1) + math.log(t / (t + 1)) - (math.log(delta) + math.log1p(t)) / t
 
-    return max(0.0, _minimum(bound, 0.5 * math.log(max(-math.log(delta), 1e-3) / rho)) * UP)
+    return max(0.0, _minimum(bound, 0.5 * math.log(min(max(-math.log(delta), 1e-3) / rho, 1e200))) * UP)
 
 
 def zcdp_to_delta(rho: float, epsilon: float) -> float:
@@ -167,7 +162,7 @@ def zcdp_to_delta(rho: float, epsilon: float) -> float:
         t = math.exp(log_order)
         return t * (rho * (t + 1) - epsilon) - math.log(t) + (t + 1) * math.log(t / (t + 1))
 
-    centre = max((epsilon - rho) / (2 * rho), 1e-3)
+    centre = min(max((epsilon - rho) / (2 * rho), 1e-3), 1e100)
     return min(1.0, math.exp(min(0.0, _minimum(log_delta, math.log(centre)))) * (1 + 1e-13))
 
 

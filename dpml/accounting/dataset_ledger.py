@@ -9,7 +9,6 @@ display and holds for runs that were fixed beforehand.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -20,13 +19,14 @@ from typing import Any
 from dpml.accounting import api
 from dpml.accounting.events import (
     ADD_REMOVE,
+    MAX_SCALE,
     Composed,
     Event,
     check_number,
     check_relation,
     from_json,
 )
-from dpml.accounting.ledger import GENESIS, canonical, seal, write_all
+from dpml.accounting.ledger import GENESIS, canonical, seal, strict_json, write_all
 from dpml.errors import BudgetExceededError, ConfigError, LedgerError, UnsupportedEventError, invalid
 from dpml.results import sync_folder
 
@@ -48,7 +48,7 @@ class DatasetLedger:
         self, path: Path | str, epsilon: float, delta: float, *, neighboring_relation: str = ADD_REMOVE
     ) -> None:
         self.path = Path(path)
-        self.epsilon = check_number("epsilon", epsilon, 0.0, above=True)
+        self.epsilon = check_number("epsilon", epsilon, 0.0, MAX_SCALE, above=True)
         self.delta = check_number("delta", delta, 0.0, 1.0, below=True)
         self.neighboring_relation = check_relation(neighboring_relation)
 
@@ -59,21 +59,13 @@ class DatasetLedger:
             BudgetExceededError: the cap would be passed; nothing is written.
             LedgerError: the file does not hold or cannot be written.
         """
-        epsilon = check_number("epsilon", epsilon, 0.0)
+        epsilon = check_number("epsilon", epsilon, 0.0, MAX_SCALE)
         delta = check_number("delta", delta, 0.0, 1.0, below=True)
         if event is not None and not isinstance(event, Event):
             raise invalid("event", event, "an event of dpml.accounting or None")
         with self._locked() as handle:
             lines = self._lines(handle)
-            spent_epsilon, spent_delta = _sums(lines)
-            if spent_epsilon + epsilon > self.epsilon * (1 + _ROUNDING) or spent_delta + delta > self.delta * (
-                1 + _ROUNDING
-            ):
-                raise BudgetExceededError(
-                    f"run {run!r} needs epsilon = {epsilon:g}, delta = {delta:g}, but {self.path} has spent "
-                    f"{spent_epsilon:g} of {self.epsilon:g} and {spent_delta:g} of {self.delta:g}. Nothing was used. "
-                    "Lower the run's budget, or raise the cap knowingly."
-                )
+            self._refuse_above_cap(lines, run, epsilon, delta)
             line = seal(
                 {
                     "index": len(lines),
@@ -89,6 +81,20 @@ class DatasetLedger:
                 }
             )
             self._write(handle, canonical(line) + b"\n")
+
+    def check(self, run: str, epsilon: float, delta: float) -> None:
+        """Raise what :meth:`reserve` would raise now, without reserving: before a run makes its folder."""
+        self._refuse_above_cap(self._read(), run, epsilon, delta)
+
+    def _refuse_above_cap(self, lines: list[dict[str, Any]], run: str, epsilon: float, delta: float) -> None:
+        spent_epsilon, spent_delta = _sums(lines)
+        slack = 1 + _ROUNDING
+        if spent_epsilon + epsilon > self.epsilon * slack or spent_delta + delta > self.delta * slack:
+            raise BudgetExceededError(
+                f"run {run!r} needs epsilon = {epsilon:g}, delta = {delta:g}, but {self.path} has spent "
+                f"{spent_epsilon:g} of {self.epsilon:g} and {spent_delta:g} of {self.delta:g}. Nothing was used. "
+                "Lower the run's budget, or raise the cap knowingly."
+            )
 
     def total(self) -> tuple[float, float]:
         """(Σε, Σδ) of all reservations."""
@@ -164,20 +170,24 @@ class DatasetLedger:
     def _check(self, text: bytes, number: int, before: list[dict[str, Any]]) -> dict[str, Any]:
         where = f"{self.path}, line {number}"
         try:
-            line = json.loads(text)
+            line = strict_json(text)
             good = (
                 isinstance(line, dict)
                 and set(line) == _KEYS
+                and type(line["index"]) is int
                 and line["index"] == number - 1
                 and line["previous"] == (before[-1]["hash"] if before else GENESIS)
                 and line["hash"] == seal(line)["hash"]
+                and canonical(line) == text
+                and isinstance(line["event"], dict)
+                and set(line["event"]) == {"neighboring_relation", "released"}
             )
             if good:
-                check_number("epsilon", line["epsilon"], 0.0)
+                check_number("epsilon", line["epsilon"], 0.0, MAX_SCALE)
                 check_number("delta", line["delta"], 0.0, 1.0)
                 if line["event"]["released"] is not None:
                     from_json(line["event"]["released"])
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError, ConfigError, RecursionError) as error:
             raise LedgerError(f"{where} does not hold: {error}.") from error
         if not good:
             raise LedgerError(f"{where} was changed, removed or moved.")

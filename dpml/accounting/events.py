@@ -21,6 +21,8 @@ REPLACE_ONE = "replace_one"
 RELATIONS = (ADD_REMOVE, REPLACE_ONE)
 LOSSES = ("logistic",)
 MAX_DEPTH = 50
+MAX_COUNT = 10**15  # releases of one kind, nested counts multiplied
+MAX_SCALE = 1e12  # noise multipliers, scales, ε and ρ of one release
 
 
 def check_relation(neighboring_relation: object) -> str:
@@ -42,7 +44,7 @@ def check_number(
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise invalid(name, value, allowed) from None
+        raise invalid(name, _short(value), allowed) from None
     if not math.isfinite(number) or number < low or number > high or (above and number == low):
         raise invalid(name, value, allowed)
     if below and number == high:
@@ -51,13 +53,19 @@ def check_number(
 
 
 def check_count(name: str, value: object, low: int = 0) -> int:
-    """``value`` as an int >= low, else :class:`ConfigError`; floats and booleans are refused."""
+    """``value`` as an int from low to MAX_COUNT, else :class:`ConfigError`; floats and booleans are refused."""
+    allowed = f"an integer >= {low} and <= {MAX_COUNT:.0e}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise invalid(name, value, f"an integer >= {low}")
+        raise invalid(name, value, allowed)
     number = int(value.__index__())
-    if number < low:
-        raise invalid(name, value, f"an integer >= {low}")
+    if not low <= number <= MAX_COUNT:
+        raise invalid(name, _short(number), allowed)
     return number
+
+
+def _short(value: object) -> object:
+    """The value for a message; Python refuses to print integers of many digits."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > 10**40 else value
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class Gaussian(Event):
     type: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        self._set("noise_multiplier", check_number("noise_multiplier", self.noise_multiplier, 0.0))
+        self._set("noise_multiplier", check_number("noise_multiplier", self.noise_multiplier, 0.0, MAX_SCALE))
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class Laplace(Event):
     type: ClassVar[str] = "laplace"
 
     def __post_init__(self) -> None:
-        self._set("noise_multiplier", check_number("noise_multiplier", self.noise_multiplier, 0.0))
+        self._set("noise_multiplier", check_number("noise_multiplier", self.noise_multiplier, 0.0, MAX_SCALE))
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ class EpsilonDelta(Event):
     type: ClassVar[str] = "epsilon_delta"
 
     def __post_init__(self) -> None:
-        self._set("epsilon", check_number("epsilon", self.epsilon, 0.0))
+        self._set("epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE))
         self._set("delta", check_number("delta", self.delta, 0.0, 1.0))
 
 
@@ -139,7 +147,7 @@ class ZCDP(Event):
     type: ClassVar[str] = "zcdp"
 
     def __post_init__(self) -> None:
-        self._set("rho", check_number("rho", self.rho, 0.0))
+        self._set("rho", check_number("rho", self.rho, 0.0, MAX_SCALE))
 
 
 @dataclass(frozen=True)
@@ -160,9 +168,9 @@ class ObjectivePerturbation(Event):
     type: ClassVar[str] = "objective_perturbation"
 
     def __post_init__(self) -> None:
-        self._set("noise_std", check_number("noise_std", self.noise_std, 0.0))
-        self._set("lambda_sum", check_number("lambda_sum", self.lambda_sum, 0.0, above=True))
-        self._set("norm_bound", check_number("norm_bound", self.norm_bound, 0.0, above=True))
+        self._set("noise_std", check_number("noise_std", self.noise_std, 0.0, MAX_SCALE))
+        self._set("lambda_sum", check_number("lambda_sum", self.lambda_sum, 0.0, MAX_SCALE**2, above=True))
+        self._set("norm_bound", check_number("norm_bound", self.norm_bound, 0.0, MAX_SCALE, above=True))
         if self.loss not in LOSSES:
             raise invalid("loss", self.loss, f"one of {list(LOSSES)}", "No privacy proof covers another loss here.")
 
@@ -286,6 +294,8 @@ def flatten(event: Event) -> dict[Event, int]:
     """
     atoms: dict[Event, int] = {}
     _collect(event, 1, atoms)
+    for atom, count in atoms.items():
+        check_count(f"count of {event_name(atom)} in all", count)
     return atoms
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -260,7 +261,8 @@ def parse_ledger(raw: bytes, name: str) -> LedgerRecord:
 def _check_line(text: bytes, number: int, before: list[dict[str, Any]], name: str) -> dict[str, Any]:
     where = f"{name}, line {number}"
     try:
-        line = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        line = strict_json(text)
+        sealed = isinstance(line, dict) and line.get("hash") == seal(line)["hash"] and canonical(line) == text
     except (ValueError, RecursionError) as error:
         raise LedgerError(f"{where} is not a JSON object: {error}.") from error
     if not isinstance(line, dict):
@@ -271,7 +273,7 @@ def _check_line(text: bytes, number: int, before: list[dict[str, Any]], name: st
         )
     if line.get("previous") != (before[-1]["hash"] if before else GENESIS):
         raise LedgerError(f"{where} does not follow the line before it: one of both was changed, removed or moved.")
-    if line.get("hash") != seal(line)["hash"] or canonical(line) != text:
+    if not sealed:
         raise LedgerError(f"{where} was changed: its hash does not match its content.")
     _check_kind(line, number, before, where)
     return line
@@ -300,6 +302,26 @@ def _check_kind(line: dict[str, Any], number: int, before: list[dict[str, Any]],
         raise LedgerError(f"{where} ({kind}) has no object as payload.")
 
 
+def strict_json(text: bytes | str) -> Any:
+    """Parsed JSON; ValueError for repeated keys, NaN, Infinity and numbers that no float holds, RecursionError for
+    nesting beyond Python's limit."""
+    return json.loads(
+        text,
+        object_pairs_hook=_no_repeats,
+        parse_constant=_no_constant,
+        parse_float=lambda digits: _finite(float(digits), digits),
+        parse_int=lambda digits: _finite(int(digits), digits) if len(digits) < 400 else _no_constant(digits),
+    )
+
+
+def _finite(value: Any, digits: str) -> Any:
+    try:
+        good = math.isfinite(float(value))
+    except OverflowError:
+        good = False
+    return value if good else _no_constant(digits)
+
+
 def _no_repeats(items: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(items)
     if len(out) != len(items):
@@ -308,4 +330,4 @@ def _no_repeats(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
+    raise ValueError(f"{text[:20]} is not a number that can be used")

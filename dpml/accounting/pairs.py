@@ -26,7 +26,7 @@ from dpml.accounting.events import (
     effective,
     event_name,
 )
-from dpml.errors import UnsupportedEventError
+from dpml.errors import AccountingError, UnsupportedEventError
 
 MAX_CELLS = 2**19
 _EPS = float(np.finfo(float).eps)
@@ -87,13 +87,23 @@ def scale(atom: Event, relation: str) -> float:
 
 @lru_cache(maxsize=48)
 def discretise(atom: Event, relation: str, direction: str, step: float, width: float) -> LossPmf:
-    """The pessimistic grid pmf of one release.
+    """The pessimistic grid pmf of one release; AccountingError if it lost mass (a fault that would lower ε).
 
     Args:
         direction: ``"remove"`` (P holds the record) or ``"add"`` (Q holds it); the same where symmetric.
         step: grid step of the loss.
         width: tails beyond ``width`` standard deviations go to an infinite loss (upper) or are rounded up (lower).
     """
+    pmf = _discretise(atom, relation, direction, step, width)
+    mass = math.fsum(pmf.masses) + pmf.infinite
+    if math.isnan(mass):
+        raise FloatingPointError(f"the losses of {event_name(atom)!r} are out of the range of floats")
+    if mass < 1 - 1e-12:
+        raise AccountingError(f"the loss distribution of {event_name(atom)!r} has mass {mass!r} instead of 1.")
+    return pmf
+
+
+def _discretise(atom: Event, relation: str, direction: str, step: float, width: float) -> LossPmf:
     if isinstance(atom, PoissonSampled) and not isinstance(atom.event, Gaussian):
         inner = discretise(atom.event, relation, direction, step, width)
         return _subsample(inner, atom.sampling_probability, direction)
@@ -279,6 +289,11 @@ def _subsample(inner: LossPmf, q: float, direction: str) -> LossPmf:
         new = _loss_ratio(q, losses)
         mass = p * (q + (1 - q) * np.exp(-np.maximum(losses, -700.0)))
         infinite = q * inner.infinite
+        # Q-mass without P-mass keeps (1−q)Q at loss ln(1−q); without infinite losses there is only the mass that
+        # rounding lost, which is put higher, at the smallest loss, so that it does not widen the grid
+        missing = max(0.0, 1 - math.fsum(p * np.exp(-np.maximum(losses, -700.0))))
+        point = math.log1p(-q) if inner.infinite > 0 else float(new.min())
+        new, mass = np.append(new, point), np.append(mass, (1 - q) * missing)
     else:
         new, mass = -_loss_ratio(q, -losses), p
         # a P-point with no Q-mass keeps (1−q)P: its loss is −ln(1−q)

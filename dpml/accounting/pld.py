@@ -34,7 +34,7 @@ from dpml.accounting.events import (
     merge_gaussians,
 )
 from dpml.accounting.pairs import LossPmf
-from dpml.errors import UnsupportedEventError
+from dpml.errors import DpmlError, UnsupportedEventError
 
 _UNIT = float(np.finfo(float).eps)
 _RESOLUTION = 24.0
@@ -62,13 +62,23 @@ def epsilon(event: Event, delta: float, neighboring_relation: str) -> float:
         return math.inf
     if not atoms:
         return 0.0
+    try:
+        with np.errstate(all="ignore"):
+            return _epsilon(atoms, delta, neighboring_relation)
+    except DpmlError:
+        raise
+    except (ArithmeticError, ValueError):  # losses or counts that floats do not hold: no bound
+        return math.inf
+
+
+def _epsilon(atoms: dict[Event, int], delta: float, relation: str) -> float:
     log_delta = math.log(delta)
     return max(
         _solve(
-            _composition(atoms, neighboring_relation, direction, log_delta, lambda m: _theta_for_delta(m, log_delta)),
+            _composition(atoms, relation, direction, log_delta, lambda m: _theta_for_delta(m, log_delta)),
             delta,
         )
-        for direction in _directions(atoms, neighboring_relation)
+        for direction in _directions(atoms, relation)
     )
 
 
@@ -79,13 +89,21 @@ def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
         return 1.0
     if not atoms:
         return 0.0
+    try:
+        with np.errstate(all="ignore"):
+            return _delta(event, atoms, epsilon, neighboring_relation)
+    except DpmlError:
+        raise
+    except (ArithmeticError, ValueError):  # as in epsilon
+        return 1.0
+
+
+def _delta(event: Event, atoms: dict[Event, int], epsilon: float, relation: str) -> float:
     found = 1.0
-    for log_guess in _guesses(event, epsilon, neighboring_relation):  # until the cut tails are a small part of δ
+    for log_guess in _guesses(event, epsilon, relation):  # until the cut tails are a small part of δ
         bounds = []
-        for direction in _directions(atoms, neighboring_relation):
-            composed = _composition(
-                atoms, neighboring_relation, direction, log_guess, lambda m: _theta_for_epsilon(m, epsilon)
-            )
+        for direction in _directions(atoms, relation):
+            composed = _composition(atoms, relation, direction, log_guess, lambda m: _theta_for_epsilon(m, epsilon))
             bounds.append(_hockey_stick(composed, epsilon))
         found = min(found, max(bounds))
         if found > 0 and math.log(found) > log_guess:
@@ -112,8 +130,8 @@ def _atoms(event: Event, relation: str) -> dict[Event, int] | None:
     others = {atom: count for atom, count in atoms.items() if atom not in gaussians}
     if gaussians:
         others[merge_gaussians(gaussians)] = 1
-    if any(_noise(atom, relation) < 1e-3 for atom in others):
-        return None  # losses above 1e5: as good as infinite
+    if any(_noise(atom, relation) < 1e-3 or getattr(atom, "delta", 0.0) == 1 for atom in others):
+        return None  # losses above 1e5: as good as infinite; δ = 1: infinite for certain
     return others
 
 
@@ -168,6 +186,8 @@ def _range(atoms: dict[Event, int], relation: str, width: float) -> float:
             longest = max(longest, 2 / effective(inner.noise_multiplier, relation))
         elif isinstance(inner, EpsilonDelta):
             longest = max(longest, 2 * inner.epsilon)
+            if inner is not atom and inner.delta > 0:  # sampled: losses ±ln(1−q)
+                longest = max(longest, -2 * math.log1p(-atom.sampling_probability))  # type: ignore[attr-defined]
     return longest
 
 
@@ -304,6 +324,8 @@ def _hockey_stick(composed: _Composed, epsilon: float) -> float:
     gap = composed.losses[start:] - epsilon
     weights = -np.expm1(-gap) * np.exp(-composed.theta * gap)
     finite = float(weights @ composed.tilted[start:]) + composed.allowance
+    if math.isnan(finite) or math.isnan(composed.log_scale):
+        raise FloatingPointError("the composed losses are out of the range of floats")
     log_value = composed.log_scale - composed.theta * epsilon + math.log(finite) if finite > 0 else -math.inf
     return min(1.0, (composed.infinite + math.exp(min(log_value, 0.0))) * composed.slack)
 

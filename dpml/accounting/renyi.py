@@ -39,6 +39,8 @@ ORDERS: tuple[float, ...] = tuple(
     )
 )
 _MAX_POINTS = 200_000
+_FAR = 600.0  # exponents from here on are kept in logs
+_UP = 1 + 1e-13  # more than the rounding errors of the closed forms
 
 
 def rdp(event: Event, orders: np.ndarray, neighboring_relation: str) -> np.ndarray:
@@ -52,19 +54,24 @@ def rdp(event: Event, orders: np.ndarray, neighboring_relation: str) -> np.ndarr
     if orders.size == 0 or not np.all(np.isfinite(orders)) or np.any(orders <= 1):
         raise invalid("orders", orders.tolist(), "finite numbers > 1")
     total = np.zeros(orders.shape)
-    for atom, count in flatten(event).items():
-        total = total + count * _values(atom, tuple(orders.tolist()), neighboring_relation)
+    with np.errstate(over="ignore"):  # to inf
+        for atom, count in flatten(event).items():
+            total = total + count * _values(atom, tuple(orders.tolist()), neighboring_relation)
     return total
 
 
 def epsilon(event: Event, delta: float, neighboring_relation: str) -> float:
-    """ε(δ) over the order grid, 0 < δ < 1; every order gives a valid bound."""
+    """ε(δ) over the order grid, 0 < δ < 1; every order gives a valid bound.  0 only where nothing is charged."""
+    if not flatten(event):
+        return 0.0
     orders = np.array(ORDERS)
     return rdp_to_epsilon(orders, rdp(event, orders, neighboring_relation), delta)
 
 
 def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
-    """δ(ε) over the order grid."""
+    """δ(ε) over the order grid.  0 only where nothing is charged."""
+    if not flatten(event):
+        return 0.0
     orders = np.array(ORDERS)
     return rdp_to_delta(orders, rdp(event, orders, neighboring_relation), epsilon)
 
@@ -105,16 +112,36 @@ def _laplace(scale: float, alpha: np.ndarray) -> np.ndarray:
     """ln[α/(2α−1)·e^{(α−1)/b} + (α−1)/(2α−1)·e^{−α/b}]/(α−1): Mironov 2017, Proposition 6."""
     if scale < 1e-300:
         return np.full(alpha.shape, np.inf)
-    first = np.log(alpha / (2 * alpha - 1)) + (alpha - 1) / scale
-    second = np.log((alpha - 1) / (2 * alpha - 1)) - alpha / scale
-    return np.maximum(np.logaddexp(first, second) / (alpha - 1), 0.0)
+    # Σ coefficients = 1 and the linear terms cancel, so that the moment − 1 is a sum of two terms ≥ 0
+    t, x = alpha - 1, 1 / scale
+    near = alpha * x < _FAR
+    t_x, alpha_x = np.where(near, t * x, 0.0), np.where(near, alpha * x, 0.0)
+    excess = (alpha * _exp_remainder(t_x) + t * _exp_remainder(-alpha_x)) / (2 * alpha - 1)
+    far = np.logaddexp(np.log1p(-t / (2 * alpha - 1)) + t * x, np.log(t / (2 * alpha - 1)) - alpha * x)
+    return np.minimum(np.where(near, np.log1p(excess), far) / t * _UP, x)
 
 
 def _pure(pure: float, alpha: np.ndarray) -> np.ndarray:
-    """The worst ε-DP pair is randomized response with p = e^ε/(1+e^ε): ln[p^α(1−p)^{1−α} + …]/(α−1)."""
-    log_p, log_1p = -np.logaddexp(0.0, -pure), -np.logaddexp(0.0, pure)
-    first, second = alpha * log_p + (1 - alpha) * log_1p, alpha * log_1p + (1 - alpha) * log_p
-    return np.clip(np.logaddexp(first, second) / (alpha - 1), 0.0, pure)
+    """The worst ε-DP pair is randomized response: ln[cosh((α−½)ε)/cosh(ε/2)]/(α−1).
+
+    cosh A/cosh B − 1 = 2 sinh((A+B)/2) sinh((A−B)/2)/cosh B has no cancellation at small ε.
+    """
+    t = alpha - 1
+    near = alpha * pure < _FAR
+    half = np.where(near, alpha * pure, 0.0) / 2
+    excess = 2 * np.sinh(half) * np.sinh(np.where(near, t * pure, 0.0) / 2) / np.cosh(min(pure, _FAR) / 2)
+    # ln cosh y = y + ln(1 + e^{−2y}) − ln 2
+    far = t * pure + np.log1p(np.exp(-(2 * alpha - 1) * pure)) - math.log1p(math.exp(-pure))
+    return np.minimum(np.where(near, np.log1p(excess), far) / t * _UP, pure)
+
+
+def _exp_remainder(y: np.ndarray) -> np.ndarray:
+    """e^y − 1 − y ≥ 0 to a few units in the last place, by its series for |y| < 1/2."""
+    small = np.where(np.abs(y) < 0.5, y, 0.0)
+    series = np.zeros_like(small)
+    for k in range(18, 2, -1):  # y²/2·(1 + y/3·(1 + y/4·(…)))
+        series = (1 + series) * small / k
+    return np.where(np.abs(y) < 0.5, small * small / 2 * (1 + series), np.expm1(y) - y)
 
 
 def _objective(atom: ObjectivePerturbation, alpha: np.ndarray) -> np.ndarray:
@@ -213,7 +240,8 @@ def _log_convex_moment(log_weight: np.ndarray, log_ratio: np.ndarray, order: flo
     near = np.abs(power) < 600
     small = np.where(near, power, 0.0)
     ratio = np.where(near, log_ratio, 0.0)
-    inner = np.maximum(np.expm1(small) - order * np.expm1(ratio), 0.0)
+    # the linear terms αu cancel: taken out first, tiny ratios keep their digits
+    inner = np.maximum(_exp_remainder(small) - order * _exp_remainder(ratio), 0.0)
     with np.errstate(divide="ignore"):
         log_inner = np.where(near, np.log(inner), 0.0)
     # far above: r^α(1 − α·r^{1−α}) or simply r^α; far below: −1 + α(1−r) ≤ α

@@ -5,19 +5,32 @@ Nothing of the run is trusted but the mathematics; nothing is written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpml.accounting import api
-from dpml.accounting.events import PoissonSampled, check_number, check_relation
-from dpml.accounting.ledger import LedgerRecord, read_ledger
-from dpml.errors import DpmlError, LedgerError, UnsupportedEventError
-from dpml.results import number
+from dpml.accounting.events import (
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    check_number,
+    check_relation,
+    flatten,
+    from_json,
+)
+from dpml.accounting.ledger import LedgerRecord, canonical, read_ledger, strict_json
+from dpml.errors import ConfigError, DpmlError, LedgerError
+from dpml.results import number, to_jsonable
 
 TOLERANCE = 1e-9
+_PROMISED = ("delta", "neighboring_relation", "accountant", "unit", "assumptions")
+_PLANNED = ("method", "model", "steps", "noise_multiplier", "data")
+_FOREIGN_STEPS, _FOREIGN_NOISE = 10**6, (0.05, 1e4)  # where dp-accounting answers in seconds
 
 
 @dataclass(frozen=True)
@@ -40,9 +53,39 @@ class Verification:
     lines: int = 0
 
 
-def verify(run_folder: Path | str) -> Verification:
-    """Check ``RUN`` or ``RUN/release``: chain, head and count, promise, and ε recomputed to 1e-9 relative."""
-    folder = Path(run_folder)
+def file_digest(path: Path | str) -> str:
+    """SHA-256 of a file, as hex; OSError passes through."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def result_digest(mapping: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a result without its ``ledger`` and ``command``, as hex."""
+    content = {key: value for key, value in mapping.items() if key not in ("ledger", "command")}
+    return hashlib.sha256(canonical(to_jsonable(content))).hexdigest()
+
+
+def verify(run_folder: Path | str, *, allow_test_noise: bool = False) -> Verification:
+    """Check ``RUN`` or ``RUN/release``.
+
+    Checked are the chain with head and count, that the charges are the planned event, that ``result.json`` says what
+    the plan and the closing line say, the hashes of the released files where the closing line has them, the promise,
+    and ε recomputed from the charges to 1e-9 relative.
+
+    Args:
+        run_folder: the run.
+        allow_test_noise: accept a run whose noise source was not secret (tests); it is NOT PRIVATE.
+    """
+    try:
+        return _verify(Path(run_folder), allow_test_noise)
+    except RecursionError:
+        return Verification(
+            False, (f"{run_folder}: result.json or the ledger is nested too deep to be read.",), None, None
+        )
+
+
+def _verify(run_folder: Path, allow_test_noise: bool) -> Verification:
+    folder = run_folder
     if (folder / "release").is_dir():
         folder = folder / "release"
     problems: list[str] = []
@@ -62,17 +105,24 @@ def verify(run_folder: Path | str) -> Verification:
         )
     if result is not None and record is not None:
         _check_anchor(result, record, problems)
+        _check_plan(result, record, problems)
         if record.closed is not None:
             _check_outcome(result, record, problems)
         recomputed, opinion = _recompute(result, record, reported, problems)
+    if record is not None:
+        _check_charges(record, problems)
+        if record.closed is not None:
+            _check_files(folder, record, problems)
+        if not allow_test_noise:
+            _check_secrecy(record, problems)
     lines = record.count if record is not None else 0
     return Verification(not problems, tuple(problems), reported, recomputed, opinion, lines)
 
 
 def _read_result(path: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        result = strict_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"cannot read {path}: {error}.")
         return None
     if not isinstance(result, dict):
@@ -83,7 +133,7 @@ def _read_result(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 def _number(result: dict[str, Any], key: str, problems: list[str]) -> float | None:
     try:
-        value = number(result[key])
+        value = _real(result[key])
     except (KeyError, TypeError, ValueError):
         problems.append(f"result.json has no number under {key!r}.")
         return None
@@ -93,12 +143,19 @@ def _number(result: dict[str, Any], key: str, problems: list[str]) -> float | No
     return value
 
 
+def _real(value: Any) -> float:
+    """A JSON number or ``"inf"`` as float; TypeError for a boolean."""
+    if isinstance(value, bool):
+        raise TypeError("a boolean is not a number")
+    return number(value)
+
+
 def _check_anchor(result: dict[str, Any], record: LedgerRecord, problems: list[str]) -> None:
     anchor = result.get("ledger")
     if not isinstance(anchor, dict):
         problems.append("result.json has no ledger head and count.")
         return
-    if anchor.get("count") != record.count:
+    if not _same(anchor.get("count"), record.count):
         problems.append(
             f"the ledger ends at line {record.count}, result.json says {anchor.get('count')!r} lines: "
             "lines were removed or added at the end."
@@ -108,17 +165,73 @@ def _check_anchor(result: dict[str, Any], record: LedgerRecord, problems: list[s
 
 
 def _check_outcome(result: dict[str, Any], record: LedgerRecord, problems: list[str]) -> None:
-    for key, value in (record.closed or {}).items():
-        if key in result and not _same(result[key], value):
+    closed = dict(record.closed or {})
+    if closed.get("result") is not None and closed["result"] != result_digest(result):
+        problems.append(f"ledger line {record.count}: result.json is not the result whose hash the line holds.")
+    for key, value in closed.items():
+        if key not in ("result", "files") and key in result and not _same(result[key], value):
             problems.append(
                 f"ledger line {record.count} closes with {key} = {value!r}, result.json says {result[key]!r}."
             )
-    if isinstance(result.get("plan"), dict) and result["plan"] != record.plan:
+
+
+def _check_plan(result: dict[str, Any], record: LedgerRecord, problems: list[str]) -> None:
+    """``result.json`` repeats the plan as a whole and in parts; what one lacks the other must lack."""
+    if "plan" not in result:
+        problems.append("result.json has no plan: it must repeat ledger line 1.")
+    elif not _same(result["plan"], record.plan):
         problems.append("ledger line 1: the plan is not the plan in result.json.")
     promise = _promise(record)
-    for key in ("delta", "neighboring_relation", "accountant"):
-        if key in promise and not _same(promise[key], result.get(key)):
-            problems.append(f"ledger line 1 plans {key} = {promise[key]!r}, result.json says {result.get(key)!r}.")
+    for source, keys in ((promise, _PROMISED), (record.plan, _PLANNED)):
+        for key in keys:
+            if not _same(source.get(key), result.get(key)):
+                problems.append(
+                    f"ledger line 1 plans {key} = {source.get(key)!r}, result.json says {result.get(key)!r}."
+                )
+
+
+def _check_charges(record: LedgerRecord, problems: list[str]) -> None:
+    """The charges are the planned event: nothing lost, nothing added."""
+    try:
+        planned = flatten(from_json(record.plan.get("event")))
+        charged = flatten(record.event)
+    except ConfigError as error:
+        problems.append(f"ledger line 1: the charges cannot be compared with the plan: {error}")
+        return
+    for atom in dict.fromkeys((*planned, *charged)):
+        expected, found = planned.get(atom, 0), charged.get(atom, 0)
+        if expected != found:
+            word = "lost" if found < expected else "extra"
+            problems.append(
+                f"ledger lines 2 to {record.count} charge {found} of {atom}, ledger line 1 plans {expected}: "
+                f"{abs(expected - found)} {word}."
+            )
+
+
+def _check_files(folder: Path, record: LedgerRecord, problems: list[str]) -> None:
+    files = (record.closed or {}).get("files", {})
+    if not isinstance(files, dict):
+        problems.append(f"ledger line {record.count}: 'files' is not an object of names and hashes.")
+        return
+    for name, digest in files.items():
+        if Path(name).name != name:
+            problems.append(f"ledger line {record.count}: {name!r} is not a file name.")
+            continue
+        try:
+            same = file_digest(folder / name) == digest
+        except (OSError, ValueError) as error:
+            problems.append(f"ledger line {record.count} holds the hash of {name}, which cannot be read: {error}.")
+            continue
+        if not same:
+            problems.append(f"ledger line {record.count}: {name} was changed, its hash is not the one of the line.")
+
+
+def _check_secrecy(record: LedgerRecord, problems: list[str]) -> None:
+    if "NOT PRIVATE" in json.dumps(_promise(record).get("assumptions")):
+        problems.append(
+            "ledger line 1: the plan says NOT PRIVATE: its noise source was not secret, so that no guarantee "
+            "holds; allow_test_noise (--allow-test-noise) checks everything else."
+        )
 
 
 def _promise(record: LedgerRecord) -> dict[str, Any]:
@@ -128,13 +241,17 @@ def _promise(record: LedgerRecord) -> dict[str, Any]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if (
-        isinstance(a, int | float)
-        and isinstance(b, int | float)
-        and not isinstance(a, bool)
-        and not isinstance(b, bool)
-    ):
+    """Equal JSON, numbers to 1e-9 relative; a boolean is not a number."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    if isinstance(a, int | float) and isinstance(b, int | float):
         return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-300)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
 
 
@@ -147,7 +264,7 @@ def _recompute(
             problems.append(f"result.json names the unknown accountant {accountant!r}.")
         return None, {}
     try:
-        delta = check_number("delta", number(result.get("delta")), 0.0, 1.0, below=True)
+        delta = check_number("delta", _real(result.get("delta")), 0.0, 1.0, below=True)
         check_relation(relation)
         recomputed = api.epsilon(record.event, delta, accountant=accountant, neighboring_relation=relation)
     except (DpmlError, TypeError, ValueError) as error:
@@ -173,7 +290,7 @@ def _compare(
     promise = _promise(record).get("epsilon")
     if promise is not None:
         try:
-            promised = number(promise)
+            promised = _real(promise)
         except (TypeError, ValueError):
             problems.append(f"ledger line 1: the promised epsilon {promise!r} is not a number.")
             return
@@ -189,7 +306,7 @@ def _second_opinion(record: LedgerRecord, delta: float, relation: str) -> dict[s
     for name in ("pld", "rdp"):
         try:
             out[name] = api.epsilon(record.event, delta, accountant=name, neighboring_relation=relation)
-        except UnsupportedEventError as error:
+        except DpmlError as error:
             out[name] = str(error)
     if relation == "add_remove" and delta > 0:
         value = _dp_accounting(record, delta)
@@ -200,11 +317,12 @@ def _second_opinion(record: LedgerRecord, delta: float, relation: str) -> dict[s
 
 def _dp_accounting(record: LedgerRecord, delta: float) -> float | None:
     """ε by dp-accounting's PLD with its default grid; None for events it lacks.  Independent code, no allowance."""
-    from dpml.accounting.events import Gaussian, Laplace, flatten
-
     parts = flatten(record.event)
     plain = [atom.event if isinstance(atom, PoissonSampled) else atom for atom in parts]
-    if not parts or not all(isinstance(atom, Gaussian | Laplace) and atom.noise_multiplier > 0 for atom in plain):
+    low, high = _FOREIGN_NOISE
+    if not parts or sum(parts.values()) > _FOREIGN_STEPS:
+        return None
+    if not all(isinstance(atom, Gaussian | Laplace) and low <= atom.noise_multiplier <= high for atom in plain):
         return None
     try:
         import dp_accounting

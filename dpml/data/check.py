@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from .columns import CategoricalColumn, IgnoredColumn, NumericColumn
+from .csv_lines import MALFORMED, ONE_LINE
 from .encoder import lookup, numbers
 from .schema import Schema
 from .table import check_header, existing, read_raw
@@ -66,7 +67,10 @@ def check_table(path: str | Path, schema: Schema) -> list[Finding]:
     if not len(raw.frame):
         findings.append(Finding(None, None, "the table holds no record", True))
     if raw.malformed:
-        text = f"{raw.malformed} lines have too many or too few fields; a run leaves them out"
+        text = (
+            f"{raw.malformed} lines have {MALFORMED} (line {raw.first_malformed} is the first); a run leaves them out. "
+            f"{ONE_LINE}"
+        )
         findings.append(Finding(None, None, text, True))
     if len(raw.frame) and not 0.5 <= schema.n_declared / len(raw.frame) <= 2:
         text = (

@@ -1,14 +1,14 @@
 """Tables on disk: header checks before the run, cell-by-cell reading inside it.
 
 The reader treats every record on its own.  CSV cells stay text until they are encoded, so a strange cell in one record
-cannot change how a column of the others is read; a line with too many or too few fields contributes nothing.
+cannot change how a column of the others is read.  Every line of a CSV is one record: a line with too many or too few
+fields, or with a quote that does not end on it, contributes nothing and hides no other; cells that span lines are not
+supported.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,19 +18,20 @@ import pandas as pd
 
 from ..errors import DataError, invalid
 from .columns import IgnoredColumn, closest
+from .csv_lines import MALFORMED, ONE_LINE, csv_header, read_csv
 from .encoder import Encoder, lookup, require_columns
 from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
 from .schema import Schema, as_schema
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
-_BLOCK = 1 << 24  # bytes of CSV parsed at a time; a single record must fit
 
 
 class RawTable(NamedTuple):
-    """Cells as read, and the number of lines that were no records."""
+    """Cells as read, the number of lines that were no records, and the line number of the first of those."""
 
     frame: pd.DataFrame
     malformed: int
+    first_malformed: int | None = None
 
 
 def table_data(
@@ -129,9 +130,10 @@ def read_header(path: Path) -> list[str]:
             import pyarrow.parquet as parquet
 
             return [str(name) for name in parquet.read_schema(path).names]
-        with _open_text(path) as file:
-            return [name.strip() for name in next(csv.reader(file), [])]
-    except (OSError, EOFError, ValueError, csv.Error) as error:
+        return csv_header(path, zipped=_zipped(path))
+    except DataError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"The header of {str(path)!r} cannot be read: {error}.") from error
 
 
@@ -175,8 +177,8 @@ def read_table(path: str | Path, columns: list[str]) -> pd.DataFrame:
     raw = read_raw(where, columns)
     if raw.malformed:
         raise DataError(
-            f"The table {str(path)!r} has {raw.malformed} lines with too many or too few fields; scores would not "
-            "line up with its rows. Repair the file."
+            f"The table {str(path)!r} has {raw.malformed} lines with {MALFORMED} (line {raw.first_malformed} is the "
+            f"first); scores would not line up with its rows. Repair the file. {ONE_LINE}."
         )
     return raw.frame
 
@@ -196,60 +198,24 @@ def read_raw(path: Path, columns: list[str]) -> RawTable:
             if nested:
                 raise DataError(f"The column {nested[0]!r} of {str(path)!r} is nested. Store one value a cell.")
             return RawTable(table.to_pandas(ignore_metadata=True), 0)
-        return _read_csv(path, columns)
+        return RawTable(*read_csv(path, columns, zipped=_zipped(path)))
     except DataError:
         raise
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"The table {str(path)!r} cannot be read: {error}.") from error
 
 
 # --------------------------------------------------------------------------------------------------- reading
 
 
-def _open_text(path: Path) -> io.TextIOBase:
-    opener = gzip.open if file_format(path) == ".csv.gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="")
-
-
-def _read_csv(path: Path, columns: list[str]) -> RawTable:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
-    header = read_header(path)
-    malformed = 0
-
-    def skip(row: Any) -> str:
-        nonlocal malformed
-        malformed += 1
-        return "skip"
-
-    # every column as bytes with a dictionary: no type is guessed from the values, bad UTF-8 spoils its own cell only
-    cell = pa.dictionary(pa.int32(), pa.binary())
-    table = arrow_csv.read_csv(
-        pa.input_stream(str(path), compression="gzip" if file_format(path) == ".csv.gz" else None),
-        read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BLOCK, use_threads=False),
-        parse_options=arrow_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
-        convert_options=arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(header, cell), include_columns=columns, strings_can_be_null=False
-        ),
-    )
-    frame = pd.DataFrame({name: _decoded(table.column(name)) for name in columns})
-    return RawTable(frame.iloc[1:].reset_index(drop=True), malformed)  # without the header line
+def _zipped(path: Path) -> bool:
+    return file_format(path) == ".csv.gz"
 
 
 def _is_nested(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_nested(kind))
-
-
-def _decoded(column: Any) -> pd.Categorical:
-    merged = column.unify_dictionaries().combine_chunks()
-    merged = merged.chunk(0) if hasattr(merged, "num_chunks") else merged
-    words = np.array([raw.decode("utf-8", errors="replace") for raw in merged.dictionary.to_pylist()], dtype=object)
-    codes, uniques = pd.factorize(words)  # two broken cells may decode to one text
-    cells: np.ndarray = codes[merged.indices.to_numpy()]
-    return pd.Categorical.from_codes(cells, categories=pd.Index(uniques))
 
 
 def _needed(schema: Schema, split_column: str | None = None) -> list[str]:

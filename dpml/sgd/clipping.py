@@ -3,6 +3,9 @@
 Every record is run through the model *alone* (a vmapped batch of one), so its gradient cannot depend on another record
 whatever the model or the loss does.  Parameters and buffers are swapped in for the call (``functional_call``): the
 user's module gets no hooks, no gradients and no changed buffers.
+
+Clipping and summing are done in float64.  In float32 the sum over a batch of B near-equal records is rounded by up to
+B·2⁻²⁴ of itself, and one record more can move it by more than C (1 % more at B = 250,000).
 """
 
 from __future__ import annotations
@@ -22,7 +25,14 @@ from dpml.sgd.models import LossFunction, ModelLoss, per_example_loss
 
 Tensors = dict[str, torch.Tensor]
 IGNORED_CLASS = -100  # torch's cross entropy gives such a record the loss 0
-MICRO_BATCH_VALUES = {"cpu": 2**22, "cuda": 2**26}  # per-example gradient values held at once (16 MiB stay in cache)
+MICRO_BATCH_VALUES = {"cpu": 2**22, "cuda": 2**26}  # per-example gradient values held at once
+SUM_DTYPE = torch.float64  # of clip factors, clipped gradients and their sums, whatever the model's dtype
+_SAFE = 1.0 - 1e-13  # a norm is known up to its rounding: what is clipped stays at or below C
+_FATAL = (MemoryError, torch.OutOfMemoryError)  # of the machine, not of a record
+
+
+class _LossShapeError(ModelError):
+    """``loss_fn`` does not give one loss per record."""
 
 
 class _Bound(nn.Module):
@@ -37,7 +47,7 @@ class _Bound(nn.Module):
     def forward(self, batch: Any) -> torch.Tensor:
         losses = self._loss_fn(self.model, batch)
         if losses.shape != (1,):
-            raise ModelError(
+            raise _LossShapeError(
                 f"loss_fn gave shape {tuple(losses.shape)} for a batch of one record; it must give one loss per "
                 "record, shape (B,). Use reduction='none'."
             )
@@ -64,6 +74,11 @@ def clipped_gradient(
 ) -> tuple[Tensors, torch.Tensor]:
     """Σᵢ gᵢ · min(1, C/‖gᵢ‖) over the records of ``batch``: one record more or less moves it by at most C (add_remove).
 
+    The bound holds up to float64 rounding for the gradients as they were computed.  For ``nn.Linear`` under the
+    built-in loss these are float64 too.  Any other float32 model computes them in float32, where a kernel may round one
+    record's gradient a little differently (a few 1e-7 of it) in a batch of another size; a ``.double()`` model has the
+    bound in full.
+
     No noise is added and nothing is charged: this is the building block, private only together with both
     (Abadi et al. 2016, Algorithm 1, lines "Compute gradient" and "Clip gradient").
 
@@ -75,11 +90,15 @@ def clipped_gradient(
         micro_batch_size: records whose gradients are held at once; the result does not depend on it.
 
     Returns:
-        ``sums``: name → tensor of the parameter's shape, float32 or wider.  ``norms``: ``(B,)`` float64 norms before
-        clipping.  A record whose gradient is not finite contributes exactly zero (its norm shows as it was).
+        ``sums``: name → float64 tensor of the parameter's shape.  ``norms``: ``(B,)`` float64 norms before clipping.
+        A record whose gradient is not finite contributes exactly zero (its norm shows as it was), and so does a record
+        on which the model or the loss raises an error (an embedding index out of range, say): its norm is NaN.  On CUDA
+        such an index ends the process's use of the device, so check ranges before.  A warning tells when a record of
+        zeros raises: most likely all records do (a wrong dtype, say).
 
     Raises:
-        ModelError: nothing to train, or ``loss_fn`` does not give one loss per record.
+        ModelError: nothing to train, or ``loss_fn`` does not give one loss per record (tried on a record of zeros: no
+            error depends on the values of a record).
         ConfigError: ``max_grad_norm`` or ``micro_batch_size`` out of range.
     """
     if not 0.0 < max_grad_norm < float("inf"):
@@ -90,15 +109,16 @@ def clipped_gradient(
     if not parameters:
         raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
     size = _batch_size(batch)
-    sums = {
-        name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False)
-        for name, p in parameters.items()
-    }
+    sums = {name: torch.zeros_like(p, dtype=SUM_DTYPE, requires_grad=False) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
-    if size == 0:
-        return sums, torch.zeros(0, dtype=torch.float64, device=device)
     if _is_plain_linear(model, loss_fn, batch):
         return _linear_clipped_gradient(model, batch, max_grad_norm)
+    fault = try_on_zeros(model, loss_fn, batch)
+    if fault is not None:
+        text = f"a record of zeros raises {type(fault).__name__}: {fault}. A record that raises contributes zero."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    if size == 0:
+        return sums, torch.zeros(0, dtype=torch.float64, device=device)
     step = micro_batch_size or default_micro_batch(sum(p.numel() for p in parameters.values()), device.type)
     norms = []
     for start in range(0, size, step):
@@ -121,8 +141,33 @@ def _batch_size(batch: Any) -> int:
     return int(sizes.pop())
 
 
+def try_on_zeros(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Exception | None:
+    """The loss of one record of zeros shaped as those of ``batch``: the error it raises, if any.
+
+    No value of a record is used, so what comes of it may be shown.
+
+    Raises:
+        ModelError: there is a loss, but not one per record.
+    """
+    zeros = tree_map(lambda t: t.new_zeros((1, *t.shape[1:])), batch)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    copies = {f"model.{name}": value.detach().clone() for name, value in state.items()}
+    try:
+        with torch.no_grad():
+            functional_call(_Bound(model, loss_fn), copies, (zeros,))
+    except (*_FATAL, _LossShapeError):
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
 def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Tensors:
-    """Gradients ``(B, *shape)`` of each record's own loss, by name; a slow loop where ``vmap`` knows no rule."""
+    """Gradients ``(B, *shape)`` of each record's own loss, by name; NaN for a record that raises an error.
+
+    All records at once by ``vmap``.  Where it knows no rule, a slow loop; where a record raises, halves of the batch,
+    down to that record.
+    """
     bound = _Bound(model, loss_fn)
     values = {f"model.{name}": p.detach() for name, p in trainable(model).items()}
     fixed = {f"model.{name}": p.detach() for name, p in model.named_parameters() if not p.requires_grad}
@@ -135,26 +180,50 @@ def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any) -
         loss: torch.Tensor = functional_call(bound, {**trained, **fixed, **others}, (one,))
         return loss
 
-    gradient = grad(loss_of_one)
+    stacked = _stacked(grad(loss_of_one), values, batch)
+    return {name.removeprefix("model."): value.detach() for name, value in stacked.items()}
+
+
+def _stacked(gradient: Callable[[Tensors, Any], Tensors], values: Tensors, batch: Any) -> Tensors:
+    size = _batch_size(batch)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")  # torch loops over some kernels
             stacked: Tensors = vmap(gradient, in_dims=(None, 0), randomness="different")(values, batch)
+            return stacked
+    except _FATAL:
+        raise
     except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        stacked = _loop(gradient, values, batch)
-    return {name.removeprefix("model."): value.detach() for name, value in stacked.items()}
-
-
-def _loop(gradient: Callable[[Tensors, Any], Tensors], values: Tensors, batch: Any) -> Tensors:
-    records = [gradient(values, tree_map(lambda t, i=i: t[i], batch)) for i in range(_batch_size(batch))]
+        _refuse_device_error(error)
+    except Exception:
+        if size > 1:
+            half = size // 2
+            parts = [tree_map(lambda t, p=part: t[p], batch) for part in (slice(half), slice(half, None))]
+            first, second = (_stacked(gradient, values, part) for part in parts)
+            return {name: torch.cat([first[name], second[name]]) for name in values}
+    records = [_alone(gradient, values, tree_map(lambda t, i=i: t[i], batch)) for i in range(size)]
     return {name: torch.stack([record[name] for record in records]) for name in values}
 
 
+def _alone(gradient: Callable[[Tensors, Any], Tensors], values: Tensors, record: Any) -> Tensors:
+    """One record's gradient, NaN if it raises: an error that stopped the run would tell that the record is there."""
+    try:
+        return gradient(values, record)
+    except _FATAL:
+        raise
+    except Exception as error:
+        _refuse_device_error(error)
+        return {name: torch.full_like(value, torch.nan) for name, value in values.items()}
+
+
+def _refuse_device_error(error: Exception) -> None:
+    if "CUDA error" in str(error):  # the device answers nothing from here on, for any record
+        raise error
+
+
 def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
-    """min(1, C/norm), and 0 where the norm is not finite."""
-    factors = (max_grad_norm / norms.clamp_min(max_grad_norm)).clamp_max(1.0)
+    """min(1, C/norm) in float64 (less 1e-13 of it where it is below 1), and 0 where the norm is not finite."""
+    factors = torch.where(norms > max_grad_norm, max_grad_norm * _SAFE / norms, torch.ones_like(norms))
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
@@ -168,17 +237,15 @@ def without(rows: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
 def clip_and_sum(per_example: Tensors, max_grad_norm: float) -> tuple[Tensors, torch.Tensor]:
     """Clip the gradients ``(B, *shape)`` to ``max_grad_norm`` over all parameters together; sum over the records.
 
-    Squares are summed in float64: half precision would overflow (everything zeroed) or underflow (nothing clipped).
+    All in float64: half precision would overflow (everything zeroed) or underflow (nothing clipped), and a float32 sum
+    over many records passes the sensitivity C.
     """
-    flat = {name: g.flatten(1).to(torch.promote_types(g.dtype, torch.float32)) for name, g in per_example.items()}
+    flat = {name: g.flatten(1).to(SUM_DTYPE) for name, g in per_example.items()}
     parts = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat.values()]
     norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-    factors = clip_factors(norms, max_grad_norm)
+    factors = clip_factors(norms, max_grad_norm).to(SUM_DTYPE)
     finite = torch.isfinite(norms)
-    sums = {
-        name: (factors.to(g.dtype) @ without(g, finite)).reshape(per_example[name].shape[1:])
-        for name, g in flat.items()
-    }
+    sums = {name: (factors @ without(g, finite)).reshape(per_example[name].shape[1:]) for name, g in flat.items()}
     return sums, norms
 
 
@@ -192,7 +259,10 @@ def _is_plain_linear(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Typ
         and len(batch) == 2
         and batch[0].ndim == 2
         and batch[1].ndim == 1
+        and batch[0].dtype == model.weight.dtype
+        and batch[0].shape[1] == model.weight.shape[1]
         and model.weight.dtype in (torch.float32, torch.float64)
+        and (model.weight.shape[0] == 1 or batch[1].dtype == torch.int64)
         and all(p.requires_grad for p in model.parameters())
         and not (model._forward_hooks or model._forward_pre_hooks or getattr(model, "parametrizations", None))
     )
@@ -201,25 +271,25 @@ def _is_plain_linear(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Typ
 def _linear_clipped_gradient(model: nn.Linear, batch: Any, max_grad_norm: float) -> tuple[Tensors, torch.Tensor]:
     """The closed form: the gradient of one record is b aᵀ (a the input, b the loss' derivative in the logits).
 
-    So ‖g‖ = ‖b‖·‖a‖, with bias ‖b‖·√(‖a‖² + 1), and the clipped sum is one matrix product.
+    So ‖g‖ = ‖b‖·‖a‖, with bias ‖b‖·√(‖a‖² + 1), and the clipped sum is one matrix product.  All in float64, the logits
+    too: their float32 rounding may depend on how many records there are.
     """
-    X, y = batch
-    weight, bias = model.weight.detach(), model.bias
-    if not X.is_floating_point() or X.dtype != weight.dtype:
-        raise DataError(f"X is {X.dtype}, the model's weight is {weight.dtype}: cast X first.")
-    logits = X @ weight.T if bias is None else X @ weight.T + bias.detach()
+    X, y = batch[0].to(SUM_DTYPE), batch[1]
+    weight = model.weight.detach().to(SUM_DTYPE)
+    bias = None if model.bias is None else model.bias.detach().to(SUM_DTYPE)
+    logits = X @ weight.T if bias is None else X @ weight.T + bias
     if weight.shape[0] == 1:
         b = torch.sigmoid(logits) - y.to(logits.dtype)[:, None]
     else:
-        counted = y != IGNORED_CLASS
+        known, ignored = (y >= 0) & (y < weight.shape[0]), y == IGNORED_CLASS
         b = torch.softmax(logits, dim=1)
-        b = b - torch.nn.functional.one_hot(torch.where(counted, y, 0), weight.shape[0]).to(b.dtype)
-        b = torch.where(counted[:, None], b, torch.zeros_like(b))
+        b = b - torch.nn.functional.one_hot(torch.where(known, y, 0), weight.shape[0]).to(b.dtype)
+        b = torch.where(known[:, None], b, torch.where(ignored, 0.0, torch.nan).to(b.dtype)[:, None])
     squares = torch.linalg.vector_norm(X, dim=1, dtype=torch.float64).square()
     squares = squares if bias is None else squares + 1.0
     norms = squares.sqrt() * torch.linalg.vector_norm(b, dim=1, dtype=torch.float64)
     finite = torch.isfinite(norms)
-    scaled = without(b * clip_factors(norms, max_grad_norm).to(b.dtype)[:, None], finite)
+    scaled = without(b * clip_factors(norms, max_grad_norm).to(SUM_DTYPE)[:, None], finite)
     X = without(X, finite)
     sums = {"weight": scaled.T @ X}
     if bias is not None:

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from dpml.accounting import Event
-from dpml.errors import DataError
+from dpml.errors import DataError, ModelError
 from dpml.mechanisms import NoiseSource
-from dpml.sgd.clipping import Tensors, clipped_gradient, trainable
+from dpml.sgd.clipping import Tensors, clipped_gradient, trainable, try_on_zeros
 from dpml.sgd.models import Loss, LossFunction, ModelLoss, check_model, per_example_loss
 from dpml.sgd.planning import DPSGDPlan, plan_dp_sgd
 from dpml.sgd.sampling import poisson_indices
@@ -66,10 +66,11 @@ def fit_dp_sgd(
 
     Returns:
         The trained copy (``requires_grad`` and mode as in ``model``), and diagnostics that are **private**: per step
-        ``batch_size``, ``clipped_share``, ``mean_norm``, ``non_finite``, plus the number of steps run.
+        ``batch_size``, ``clipped_share``, ``mean_norm``, ``non_finite`` (contributions that were zero since the
+        gradient was not finite or could not be computed), plus the number of steps run.
 
     Raises:
-        ModelError, ConfigError, DataError: nothing was charged.
+        ModelError, ConfigError, DataError: nothing was charged; none of them depends on the value of a record.
         Whatever ``reserve`` raises: none of the block's steps was run.
     """
     check_model(model)
@@ -86,6 +87,12 @@ def fit_dp_sgd(
             parameter.copy_(state["parameters"][name])
     momentum: Tensors = state["momentum"]
     loss_fn = ModelLoss(loss or per_example_loss)
+    fault = try_on_zeros(working, loss_fn, (rows, targets))
+    if fault is not None:  # it would befall every record, each of which would then count as zero
+        raise ModelError(
+            f"the model or the loss fails on a record of zeros (row {tuple(rows.shape[1:])} {rows.dtype}, target "
+            f"{tuple(targets.shape[1:])} {targets.dtype}): {type(fault).__name__}: {fault}. Make them fit the data."
+        ) from fault
 
     first, notes = int(state["step"]), _Diagnostics()
     for begin in range(first, plan.steps, plan.checkpoint_every):
@@ -100,7 +107,9 @@ def fit_dp_sgd(
         if save_checkpoint is not None:
             save_checkpoint(snapshot(end, parameters, momentum))
     if notes.total_non_finite:
-        _log.warning("%d contributions were not finite and were replaced by zero", notes.total_non_finite)
+        _log.warning(
+            "%d contributions were not finite or raised an error and were replaced by zero", notes.total_non_finite
+        )
     return _released(model, parameters), {**notes.to_dict(), "steps_run": max(plan.steps - first, 0)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from dpml.errors import ModelError
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 NAMES = ("logreg", "softmax", "mlp")
+WIDEST = 2**16
 
 
 def build_model(name: str, n_features: int, n_classes: int, hidden: Sequence[int] = (64,), seed: int = 0) -> nn.Module:
@@ -31,7 +33,8 @@ def build_model(name: str, n_features: int, n_classes: int, hidden: Sequence[int
     gradients comparable, which clipping likes (Papernot et al. 2021, "Tempered sigmoid activations", section 3).
 
     Raises:
-        ConfigError: an unknown name, no features, fewer than two classes, logreg with more than two.
+        ConfigError: an unknown name, no features, fewer than two classes, logreg with more than two, a width that is
+            not from 1 to 65536, a seed that is not from 0 to 2⁶³ − 1.
     """
     if name not in NAMES:
         raise errors.invalid("model", name, f"one of {', '.join(NAMES)}, or a torch.nn.Module")
@@ -41,9 +44,11 @@ def build_model(name: str, n_features: int, n_classes: int, hidden: Sequence[int
         raise errors.invalid("n_classes", n_classes, "a whole number >= 2")
     if name == "logreg" and n_classes != 2:
         raise errors.invalid("n_classes", n_classes, "2 for model='logreg'", "Use model='softmax' or 'mlp'.")
+    if not _is_whole(seed) or not 0 <= seed < 2**63:
+        raise errors.invalid("seed", seed, "a whole number from 0 to 2**63 - 1")
     outputs = 1 if n_classes == 2 else n_classes
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.random.default_generator.manual_seed(int(seed))
         if name == "mlp":
             return _mlp(n_features, tuple(hidden), outputs)
         linear = nn.Linear(n_features, 1 if name == "logreg" else n_classes, bias=False)
@@ -52,9 +57,12 @@ def build_model(name: str, n_features: int, n_classes: int, hidden: Sequence[int
 
 
 def _mlp(n_features: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
-    if not hidden or any(width < 1 for width in hidden):
+    if not hidden or not all(_is_whole(width) and 1 <= width <= WIDEST for width in hidden):
         raise errors.invalid(
-            "hidden", hidden, "a non-empty sequence of widths >= 1", "Without hidden layers use 'softmax'."
+            "hidden",
+            hidden,
+            f"a non-empty sequence of whole numbers from 1 to {WIDEST}",
+            "Without hidden layers use 'softmax'.",
         )
     layers: list[nn.Module] = []
     width = n_features
@@ -62,6 +70,10 @@ def _mlp(n_features: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequentia
         layers += [nn.Linear(width, size), nn.Tanh()]
         width = size
     return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def per_example_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

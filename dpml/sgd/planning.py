@@ -15,6 +15,10 @@ NETWORK_BATCH_SHARE = 0.125
 DEFAULT_STEPS = 100
 LINEAR_MOST_STEPS, NETWORK_MOST_STEPS = 1000, 400
 CHECKPOINTS = 20
+MOST_STEPS = 10**7
+NOISE_MULTIPLIERS = (1e-3, 1e6)  # below, ε passes every number: no private run
+MAX_GRAD_NORMS = (1e-6, 1e6)
+HIGHEST_RATE = 1e6
 MLP_RADIUS, MLP_RATE = 30.0, 30.0  # R, and the cap on C · rate/(1 − momentum), for rows of bounded norm
 MODULE_RADIUS, MODULE_RATE = 15.0, 5.0  # the same for a module of which nothing is known
 
@@ -90,13 +94,14 @@ def plan_dp_sgd(
         n_declared: public nominal number of records; q and the normaliser follow from it, never from the actual number.
         n_features, n_classes, n_parameters: of the model; ``model_name`` is ``"logreg"``, ``"softmax"``, ``"mlp"`` or
             ``"module"``.
-        epsilon, delta: budget to calibrate σ for; or ``noise_multiplier`` with ``epsilon=None``.
+        epsilon, delta: budget to calibrate σ for; or ``noise_multiplier`` (1e-3 to 1e6) with ``epsilon=None``.
+        max_grad_norm: C, 1e-6 to 1e6.
         norm_bound: public bound on a row's L2 norm; gives the smoothness of a linear model's loss.
         solution_norm: R, public guess of the norm of a good solution of a linear model.
         expected_batch_size: default a quarter of ``n_declared`` for a linear model (under 2 % more noise than the full
             batch at equal ε, and a quarter of the time), an eighth for any other.
-        steps, epochs: one of them or neither; ``epochs`` are ``epochs / q`` steps, rounded up.
-        learning_rate: ``"auto"`` (below) or the peak rate.
+        steps, epochs: one of them or neither; ``epochs`` are ``epochs / q`` steps, rounded up; at most 10⁷ steps.
+        learning_rate: ``"auto"`` (below) or the peak rate, at most 1e6.
 
     **Rate of a linear model.**  Noisy gradient descent has expected excess loss at most R²/(2ηT) + ηT p s²C²/(2n²)
     with s = σ/(q√T): only r = ηT counts (η = rate/(1 − momentum)), and the best is r* = R n/(C s √p).  The linear
@@ -120,7 +125,7 @@ def plan_dp_sgd(
     _whole("n_parameters", n_parameters)
     if model_name not in ("logreg", "softmax", "mlp", "module"):
         raise errors.invalid("model_name", model_name, "'logreg', 'softmax', 'mlp' or 'module'")
-    _positive("max_grad_norm", max_grad_norm)
+    _within("max_grad_norm", max_grad_norm, *MAX_GRAD_NORMS)
     _positive("solution_norm", solution_norm)
     if norm_bound is not None:
         _positive("norm_bound", norm_bound)
@@ -129,7 +134,10 @@ def plan_dp_sgd(
     if schedule not in ("linear", "constant"):
         raise errors.invalid("schedule", schedule, "'linear' or 'constant'")
     if learning_rate != "auto":
-        _positive("learning_rate", learning_rate, "'auto' or a finite number > 0")
+        allowed = f"'auto' or a number > 0 and at most {HIGHEST_RATE:g}"
+        _positive("learning_rate", learning_rate, allowed)
+        if float(learning_rate) > HIGHEST_RATE:
+            raise errors.invalid("learning_rate", learning_rate, allowed)
     if micro_batch_size is not None:
         _whole("micro_batch_size", micro_batch_size)
     if checkpoint_every is not None:
@@ -248,11 +256,19 @@ def _steps(steps: int | None, epochs: float | None, sample_rate: float) -> int:
     if steps is not None and epochs is not None:
         raise ConfigError(f"steps = {steps!r} and epochs = {epochs!r} exclude each other: give one of them.")
     if steps is not None:
-        return _whole("steps", steps)
+        count = _whole("steps", steps)
+        if count > MOST_STEPS:
+            raise errors.invalid("steps", steps, f"a whole number from 1 to {MOST_STEPS}")
+        return count
     if epochs is None:
         return DEFAULT_STEPS
     _positive("epochs", epochs)
-    return max(1, math.ceil(epochs / sample_rate - 1e-9))
+    exact = float(epochs) / sample_rate
+    if not exact <= MOST_STEPS:
+        raise errors.invalid(
+            "epochs", epochs, f"at most {MOST_STEPS * sample_rate:g} here ({MOST_STEPS} steps)", "Lower it."
+        )
+    return max(1, math.ceil(exact - 1e-9))
 
 
 def _one_budget(epsilon: float | None, noise_multiplier: float | None) -> None:
@@ -268,10 +284,10 @@ def _one_budget(epsilon: float | None, noise_multiplier: float | None) -> None:
             "epsilon", epsilon, "a finite number > 0", "Without privacy (public data only) use method='nonprivate'."
         )
     if noise_multiplier is not None:
-        _positive(
+        _within(
             "noise_multiplier",
             noise_multiplier,
-            "a finite number > 0",
+            *NOISE_MULTIPLIERS,
             "Without privacy (public data only) use method='nonprivate'.",
         )
 
@@ -280,6 +296,12 @@ def _positive(argument: str, value: object, allowed: str = "a finite number > 0"
     ok = isinstance(value, numbers.Real) and not isinstance(value, bool) and 0.0 < float(value) < math.inf
     if not ok:
         raise errors.invalid(argument, value, allowed, way_out)
+
+
+def _within(argument: str, value: object, low: float, high: float, way_out: str = "") -> None:
+    ok = isinstance(value, numbers.Real) and not isinstance(value, bool) and low <= float(value) <= high
+    if not ok:
+        raise errors.invalid(argument, value, f"a number from {low:g} to {high:g}", way_out)
 
 
 def _whole(argument: str, value: object, least: int = 1) -> int:

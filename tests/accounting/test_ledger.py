@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import json
 import os
+import re
+import threading
 from itertools import pairwise
 
 import pytest
@@ -19,29 +23,45 @@ STEP = acc.PoissonSampled(0.02, acc.Gaussian(1.5))
 DELTA = 1e-5
 
 
-def write_run(folder, *, epsilon=None, accountant="best", relation="add_remove", promise=5.0):
+EVENT = acc.Composed((acc.SelfComposed(STEP, 60), acc.Gaussian(30.0)))
+SAID = {"method": "dp_sgd", "model": "logreg", "steps": 60, "noise_multiplier": 1.5, "data": {"n_declared": 50}}
+ASSUMED = ("at most one record each",)
+CHARGES = ((STEP, 40), (STEP, 20), (acc.Gaussian(30.0), 1))
+
+
+def write_run(
+    folder,
+    *,
+    epsilon=None,
+    accountant="best",
+    relation="add_remove",
+    promise=5.0,
+    charges=CHARGES,
+    assumptions=ASSUMED,
+    files=None,
+    sealed=False,
+):
     """A finished run folder: plan, three charges (60 steps and an output release), closed, result.json."""
     release = folder / "release"
     release.mkdir(parents=True)
-    guarantee = {"epsilon": promise, "delta": DELTA, "neighboring_relation": relation, "accountant": accountant}
-    plan = {"method": "dp_sgd", "guarantee": guarantee}
+    said = {"delta": DELTA, "neighboring_relation": relation, "accountant": accountant, "unit": "record"}
+    said["assumptions"] = list(assumptions)
+    plan = {**SAID, "guarantee": {"epsilon": promise, **said}, "event": EVENT.to_json()}
     ledger = acc.Ledger.create(release / "ledger.jsonl", plan)
-    ledger.charge(STEP, stage="train", count=40)
-    ledger.charge(STEP, stage="train", count=20)
-    ledger.charge(acc.Gaussian(30.0), stage="output")
+    for event, count in charges:
+        ledger.charge(event, stage="output" if event == acc.Gaussian(30.0) else "train", count=count)
     if epsilon is None:
         epsilon = acc.epsilon(ledger.charged, DELTA, accountant=accountant, neighboring_relation=relation)
-    ledger.close({"epsilon": epsilon, "delta": DELTA, "steps": 60})
-    result = {
-        "epsilon": epsilon,
-        "delta": DELTA,
-        "neighboring_relation": relation,
-        "accountant": accountant,
-        "epsilon_source": "recomputed",
-        "steps": 60,
-        "plan": plan,
-        "ledger": {"head": ledger.head, "count": ledger.count},
-    }
+    result = {"epsilon": epsilon, **said, "epsilon_source": "recomputed", **SAID, "plan": plan}
+    closing = {"epsilon": epsilon, "delta": DELTA, "steps": 60}
+    if sealed:
+        closing |= {"result": acc.result_digest(result)}
+    if files is not None:
+        for name, content in files.items():
+            (release / name).write_bytes(content)
+        closing |= {"files": {name: acc.file_digest(release / name) for name in files}}
+    ledger.close(closing)
+    result |= {"ledger": {"head": ledger.head, "count": ledger.count}, "command": "python -m dpml.train"}
     (release / "result.json").write_text(dumps(result))
     return release
 
@@ -137,7 +157,25 @@ def test_a_promise_below_the_report_is_found(tmp_path):
     assert any("promise" in problem for problem in acc.verify(tmp_path).problems)
 
 
-@pytest.mark.parametrize("change", [{"delta": 1e-3}, {"neighboring_relation": "replace_one"}, {"accountant": "rdp"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"delta": 1e-3},
+        {"neighboring_relation": "replace_one"},
+        {"accountant": "rdp"},
+        {"unit": "user"},
+        {"assumptions": []},
+        {"method": "output"},
+        {"model": "mlp"},
+        {"steps": 59},
+        {"noise_multiplier": 15.0},
+        {"data": {"n_declared": 500}},
+        {"plan": {}},
+        {"epsilon": True},
+        {"delta": False},
+        {"steps": None},
+    ],
+)
 def test_a_changed_setting_in_the_result_is_found(tmp_path, change):
     release = write_run(tmp_path)
     change_result(release, **change)
@@ -315,3 +353,137 @@ def test_dataset_ledger_on_a_full_disk(tmp_path, monkeypatch):
         with pytest.raises(LedgerError, match="nothing was used"):
             book.reserve("b", 1.0, 0.0, None)
     assert book.total() == (1.0, 0.0)
+
+
+def test_a_result_without_its_plan_is_found(tmp_path):
+    release = write_run(tmp_path)
+    path = release / "result.json"
+    path.write_text(dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "plan"}))
+    assert any("has no plan" in problem for problem in acc.verify(tmp_path).problems)
+
+
+@pytest.mark.parametrize(
+    ("charges", "word"),
+    [
+        (((STEP, 59), (acc.Gaussian(30.0), 1)), "charge 59 of PoissonSampled.*1 lost"),
+        (((STEP, 61), (acc.Gaussian(30.0), 1)), "charge 61 of PoissonSampled.*1 extra"),
+        (((STEP, 60),), r"charge 0 of Gaussian\(noise_multiplier=30.0\).*1 lost"),
+        ((*CHARGES, (acc.Laplace(3.0), 2)), "charge 2 of Laplace.*plans 0: 2 extra"),
+    ],
+)
+def test_charges_that_are_not_the_plan_are_named(tmp_path, charges, word):
+    """ε, result and chain agree with the charges; only the plan tells."""
+    write_run(tmp_path, charges=charges, promise=100.0)
+    (problem,) = acc.verify(tmp_path).problems
+    assert re.search(word, problem)
+
+
+def test_noise_that_was_not_secret_does_not_verify(tmp_path, capsys):
+    write_run(tmp_path, assumptions=(*ASSUMED, "NOT PRIVATE: the noise source is not secret (tests only)"))
+    (problem,) = acc.verify(tmp_path).problems
+    assert "NOT PRIVATE" in problem
+    assert acc.verify(tmp_path, allow_test_noise=True).ok
+    assert verify_cli.main([str(tmp_path)]) == 1
+    assert "NOT PRIVATE" in capsys.readouterr().out
+    assert verify_cli.main([str(tmp_path), "--allow-test-noise"]) == 0
+
+
+FILES = {"model.safetensors": b"weights", "config.yaml": b"a: 1", "schema.json": b"{}"}
+
+
+def test_released_files_are_checked(tmp_path):
+    release = write_run(tmp_path, files=FILES, sealed=True)
+    assert acc.file_digest(release / "schema.json") == hashlib.sha256(b"{}").hexdigest()
+    assert acc.verify(tmp_path).ok
+    for name, content in FILES.items():
+        (release / name).write_bytes(content + b" ")
+        assert any(f"{name} was changed" in problem for problem in acc.verify(tmp_path).problems)
+        (release / name).unlink()
+        assert any(name in problem for problem in acc.verify(tmp_path).problems)
+        (release / name).write_bytes(content)
+    assert acc.verify(tmp_path).ok
+
+
+def test_the_result_is_checked_as_a_whole(tmp_path):
+    release = write_run(tmp_path, sealed=True)
+    change_result(release, command="another command")
+    assert acc.verify(tmp_path).ok
+    change_result(release, metrics={"accuracy": 1.0})
+    assert any("whose hash" in problem for problem in acc.verify(tmp_path).problems)
+
+
+def test_result_digest_is_of_canonical_json():
+    text = b'{"a":[1,0.5],"epsilon":"inf"}'
+    content = {"epsilon": float("inf"), "ledger": {}, "command": "x", "a": (1, 0.5)}
+    assert acc.result_digest(content) == hashlib.sha256(text).hexdigest()
+
+
+def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    write_run(tmp_path / "run", files={"../x": b"1"})
+    assert any("not a file name" in problem for problem in acc.verify(tmp_path / "run").problems)
+
+
+BOMBS = {"huge": "1" + "0" * 400, "endless": "1" + "0" * 5000, "overflow": "1e400", "deep": "[" * 900 + "]" * 900}
+BOMBS |= {"deeper": "[" * 100_000 + "]" * 100_000, "nan": "NaN"}
+
+
+def sealed_text(text, content):
+    """A line with ``text`` in place of the string "BOMB", its hash right for exactly these bytes."""
+    plain = canonical(content).replace(b'"BOMB"', text.encode())
+    digest = hashlib.sha256(plain).hexdigest()
+    line = canonical({**content, "hash": digest}).replace(b'"BOMB"', text.encode())
+    return line + b"\n"
+
+
+@pytest.mark.parametrize("bomb", sorted(BOMBS))
+def test_numbers_and_nesting_out_of_range_are_no_tracebacks(tmp_path, bomb):
+    release = write_run(tmp_path)
+    path = release / "result.json"
+    good = path.read_text()
+    for key in ("epsilon", "delta", "steps", "plan", "ledger", "data"):
+        content = {**json.loads(good), key: "BOMB"}
+        path.write_text(json.dumps(content).replace('"BOMB"', BOMBS[bomb]))
+        assert not acc.verify(tmp_path).ok
+    path.write_text(good)
+    for payload in (
+        {"kind": "plan", "plan": {"guarantee": "BOMB"}},
+        {"kind": "plan", "plan": {"guarantee": {"epsilon": "BOMB"}, "event": "BOMB"}},
+    ):
+        line = sealed_text(BOMBS[bomb], {"index": 0, "previous": "0" * 64, **payload})
+        (release / "ledger.jsonl").write_bytes(line)
+        assert not acc.verify(tmp_path).ok
+    charge = {"kind": "charge", "stage": "train", "count": "BOMB", "event": STEP.to_json()}
+    event = {"kind": "charge", "stage": "train", "count": 1, "event": {"type": "gaussian", "noise_multiplier": "BOMB"}}
+    first = acc.Ledger.create(None, {})
+    for payload in (charge, event):
+        line = sealed_text(BOMBS[bomb], {"index": 1, "previous": first.head, **payload})
+        (release / "ledger.jsonl").write_bytes(canonical(first.lines[0]) + b"\n" + line)
+        with pytest.raises(LedgerError, match="line 2"):
+            acc.read_ledger(release / "ledger.jsonl")
+    book = acc.DatasetLedger(tmp_path / "book", 1.0, 1e-5)
+    line = {"index": 0, "kind": "run", "previous": "0" * 64, "run": "a", "epsilon": 0.5, "delta": 0.0}
+    line["event"] = {"neighboring_relation": "add_remove", "released": None}
+    book.path.write_bytes(sealed_text("0", line))
+    assert book.total() == (0.5, 0.0)
+    for change in ({"epsilon": "BOMB"}, {"delta": "BOMB"}, {"event": "BOMB"}, {"run": "BOMB"}):
+        book.path.write_bytes(sealed_text(BOMBS[bomb], {**line, **change}))
+        with pytest.raises(LedgerError, match="line 1"):
+            book.total()
+
+
+def test_a_reservation_waits_for_the_one_under_way(tmp_path):
+    """A second handle holds the lock, as another process in the middle of a reservation would."""
+    book = acc.DatasetLedger(tmp_path / "people.ledger", 1.0, 1e-5)
+    book.reserve("a", 0.4, 0.0, None)
+    with open(book.path, "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        thread = threading.Thread(target=book.reserve, args=("b", 0.4, 0.0, None), daemon=True)
+        size = book.path.stat().st_size
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        assert book.path.stat().st_size == size
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [run["run"] for run in book.runs()] == ["a", "b"]

@@ -64,11 +64,15 @@ def test_loading_runs_no_code_and_refuses_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x80\x04cposix\nsystem\n.")  # a pickle in disguise
     with pytest.raises(ModelError, match="not a dpml model file"):
         load(tmp_path)
-    save_file({"weight": np.zeros(3)}, tmp_path / "model.safetensors", metadata={"format": "99"})
-    with pytest.raises(ModelError, match="format '99'"):
+    save_file({"weight": np.zeros(3)}, tmp_path / "model.safetensors", metadata={"dpml": '{"format": 99}'})
+    with pytest.raises(ModelError, match="format 99"):
         load(tmp_path)
-    save_file({"weight": np.zeros(3)}, tmp_path / "model.safetensors", metadata={"format": "1", "classes": "[0"})
+    save_file({"weight": np.zeros(3)}, tmp_path / "model.safetensors", metadata={"dpml": '{"format": 1, "classes": [0'})
     with pytest.raises(ModelError, match="not a dpml model file"):
         load(tmp_path)
+    for header in ({}, {"dpml": "[]"}, {"dpml": '{"format": 1, "kind": "logreg"}'}):
+        save_file({"weight": np.zeros(3)}, tmp_path / "model.safetensors", metadata=header)
+        with pytest.raises(ModelError, match="not a dpml model file"):
+            load(tmp_path)
     with pytest.raises(RunFolderError, match="unfinished"):
         load(tmp_path / "missing")

@@ -43,7 +43,7 @@ def encode(encoder: Encoder, **cells: list[Any]) -> np.ndarray:
 def test_hat_functions_by_hand() -> None:
     X = encode(make(a=NUMBER), a=[0, 2.5, 5, 9, 10])
     expected = [[1, 0, 0, 1], [0.5, 0.5, 0, 1], [0, 1, 0, 1], [0, 0.2, 0.8, 1], [0, 0, 1, 1]]
-    np.testing.assert_allclose(X, expected, atol=1e-15)
+    np.testing.assert_allclose(X, np.array(expected), atol=1e-15)
 
 
 @pytest.mark.parametrize("scale", ["linear", "log1p"])
@@ -81,7 +81,7 @@ def test_numbers_that_are_none_give_zeros_and_infinity_is_clamped() -> None:
     X, valid, counts = make(a=NUMBER).transform(pd.DataFrame({"a": cells}))
     zero, first, last = [0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]
     expected = [zero] * 5 + [last, first, last, first, last, last, [0.5, 0.5, 0, 1]]
-    np.testing.assert_allclose(X, expected, atol=1e-15)
+    np.testing.assert_allclose(X, np.array(expected), atol=1e-15)
     assert valid.all()
     assert counts == {"a": {"missing": 5, "outside": 5}}
 

@@ -17,6 +17,7 @@ from dpml import accounting as acc
 from dpml.accounting import api, calibration, exact, pairs, pld, renyi, zcdp
 from dpml.accounting import ledger as ledger_module
 from dpml.accounting.conversions import find_root
+from dpml.errors import AccountingError
 from dpml.results import dumps
 
 STEP = acc.PoissonSampled(0.02, acc.Gaussian(1.0))
@@ -121,7 +122,9 @@ def test_a_step_that_is_not_counted_is_caught(monkeypatch, lost):
 
 def finish_run(folder):
     """Charge 60 steps in three blocks, close, and report the ε of the 60 steps that were run."""
-    ledger = acc.Ledger.create(folder / "ledger.jsonl", {"epsilon": 10.0})
+    guarantee = {"epsilon": 10.0, "delta": 1e-5, "neighboring_relation": "add_remove", "accountant": "best"}
+    plan = {"guarantee": guarantee, "event": acc.SelfComposed(STEP, 60).to_json()}
+    ledger = acc.Ledger.create(folder / "ledger.jsonl", plan)
     for _ in range(3):
         ledger.charge(STEP, stage="train", count=20)
     epsilon = acc.epsilon(acc.SelfComposed(STEP, 60), 1e-5)
@@ -132,6 +135,7 @@ def finish_run(folder):
         "neighboring_relation": "add_remove",
         "accountant": "best",
         "epsilon_source": "recomputed",
+        "plan": plan,
         "ledger": {"head": ledger.head, "count": ledger.count},
     }
     (folder / "result.json").write_text(dumps(result))
@@ -245,3 +249,30 @@ def test_losses_rounded_down_on_the_grid_are_caught(monkeypatch, fresh):
     pairs.discretise.cache_clear()
     with pytest.raises(AssertionError):
         check_against_gaussian()
+
+
+def check_sampled_statement():
+    """Five copies of a sampled (2, 0.05) statement, q = 0.3: δ(0.5) by all 4⁵ outcomes of the worst pair is 0.40880."""
+    event = acc.SelfComposed(acc.PoissonSampled(0.3, acc.EpsilonDelta(2.0, 0.05)), 5)
+    assert acc.delta(event, 0.5, accountant="pld") >= 0.40879
+
+
+def test_mass_lost_by_sampling_is_caught(monkeypatch, fresh):
+    """The (1−q)δ₀ at loss ln(1−q) dropped: refused outright, and too small an answer if it were not."""
+    check_sampled_statement()
+    good = pairs._subsample
+
+    def planted(inner, q, direction):
+        pmf = good(inner, q, direction)
+        if direction == "remove":
+            pmf.masses[:2] = 0.0
+        return pmf
+
+    monkeypatch.setattr(pairs, "_subsample", planted)
+    pairs.discretise.cache_clear()
+    with pytest.raises(AccountingError, match="instead of 1"):
+        check_sampled_statement()
+    with monkeypatch.context() as patch:
+        patch.setattr(pairs, "discretise", pairs._discretise)
+        with pytest.raises(AssertionError):
+            check_sampled_statement()

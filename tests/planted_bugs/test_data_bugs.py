@@ -5,6 +5,7 @@ Every test first shows that the check passes on the code as it is, then that it 
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -194,3 +195,23 @@ def test_column_types_guessed_from_all_cells(tmp_path: Path, monkeypatch: pytest
         return table.RawTable(pd.read_csv(path, usecols=columns), 0)
 
     plant(check, lambda: monkeypatch.setattr(table, "read_raw", guessing), "types guessed from the data")
+
+
+def test_quoted_cells_that_run_over_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that lets a quote go on after the line's end: one record's cell swallows the records below it."""
+    lines = people(30).to_csv(index=False).splitlines()
+    (tmp_path / "p.csv").write_text("\n".join(lines) + "\n", "utf-8")
+    (tmp_path / "q.csv").write_text("\n".join([lines[0], '5,"u,a', *lines[1:]]) + "\n", "utf-8")
+
+    def check() -> None:
+        one, more = (PrivateData.from_table(tmp_path / f"{k}.csv", SCHEMA).load(FixedNoise(0)) for k in "pq")
+        assert len(more.X) - len(one.X) in (0, 1)
+        np.testing.assert_array_equal(one.X, more.X[len(more.X) - len(one.X) :])
+
+    def over_lines(path: Path, columns: list[str], *, zipped: bool) -> Any:
+        with open(path, encoding="utf-8", newline="") as file:
+            header, *records = list(csv.reader(file))
+        whole = [record for record in records if len(record) == len(header)]
+        return pd.DataFrame(whole, columns=header)[columns], len(records) - len(whole), None
+
+    plant(check, lambda: monkeypatch.setattr(table, "read_csv", over_lines), "quotes over lines")

@@ -148,3 +148,34 @@ def test_charged_steps_run_again(monkeypatch):
         engine, "completed_state", lambda start, model, device: {**whole(start, model, device), "step": 5}
     )
     caught(checks.charged_steps_are_not_run_again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_in_single_precision(monkeypatch, kind):
+    checks.one_record_more_moves_a_large_sum_by_at_most_c(kind)
+    monkeypatch.setattr(clipping, "SUM_DTYPE", torch.float32)
+    caught(checks.one_record_more_moves_a_large_sum_by_at_most_c, kind)
+
+
+def test_a_record_that_stops_the_run(monkeypatch):
+    checks.a_record_that_raises_changes_nothing_else()
+    monkeypatch.setattr(clipping, "_alone", lambda gradient, values, record: gradient(values, record))
+    caught(checks.a_record_that_raises_changes_nothing_else)
+
+
+def test_a_record_that_raises_takes_its_half_of_the_batch_along(monkeypatch):
+    checks.a_record_that_raises_changes_nothing_else()
+    whole = clipping._stacked
+
+    def all_or_nothing(gradient, values, batch):
+        parts = [clipping._batch_size(batch)]
+        monkeypatch.setattr(clipping, "_stacked", lambda g, v, b: (_ for _ in ()).throw(IndexError))
+        try:
+            return whole(gradient, values, batch)
+        except IndexError:
+            return {name: torch.full((parts[0], *value.shape), torch.nan) for name, value in values.items()}
+        finally:
+            monkeypatch.setattr(clipping, "_stacked", all_or_nothing)
+
+    monkeypatch.setattr(clipping, "_stacked", all_or_nothing)
+    caught(checks.a_record_that_raises_changes_nothing_else)

@@ -154,3 +154,42 @@ def charged_steps_are_not_run_again():
     fit(plan, X, y, noise, reserve=lambda event, count: charged.append(count), start={"step": 10})
     assert sum(charged) == plan.steps
     assert len(noise.normals) == 2
+
+
+def one_record_more_moves_a_large_sum_by_at_most_c(kind="closed form"):
+    """50,000 near-equal float32 records: the sum is 50,000 C, whose float32 spacing is a few percent of C."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(1, 20, generator=generator) + 1e-4 * torch.randn(50_001, 20, generator=generator)
+    y = torch.ones(len(X), dtype=torch.int64)
+    model = nn.Linear(20, 1, bias=False) if kind == "closed form" else PlainLinear(20)
+    with torch.no_grad():
+        model.weight.zero_()
+    bound = 0.1
+    whole, norms = sgd.clipped_gradient(model, sgd.ModelLoss(), (X, y), bound)
+    less, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), (X[:-1], y[:-1]), bound)
+    assert float(norms.min()) > bound
+    moved = float(torch.linalg.vector_norm(whole["weight"].double() - less["weight"].double())) / bound
+    assert 1 - 1e-9 <= moved <= 1 + 1e-9
+
+
+class Tokens(nn.Sequential):
+    """Token ids 0 … 4; another one is an IndexError."""
+
+    def __init__(self):
+        super().__init__(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+
+
+def a_record_that_raises_changes_nothing_else():
+    """A token id out of range in one record: the run goes on as if the record were not there."""
+    torch.manual_seed(0)
+    tokens, y = np.arange(40).reshape(20, 2) % 5, np.arange(20) % 2
+    model, plan = Tokens().double(), small_plan(sample_rate=1.0)
+    arguments = {"reserve": lambda *_: None}
+    clean, _ = sgd.fit_dp_sgd(plan, model, tokens, y, noise=RecordingNoise(1), **arguments)
+    more, labels = np.insert(tokens, 5, [[2, 7]], axis=0), np.insert(y, 5, 1)
+    try:
+        dirty, notes = sgd.fit_dp_sgd(plan, model, more, labels, noise=RecordingNoise(1), **arguments)
+    except Exception as error:
+        raise AssertionError("a record stopped the run") from error
+    assert notes["non_finite"] == [1] * plan.steps
+    np.testing.assert_allclose(weights(dirty), weights(clean), rtol=1e-12, atol=1e-15)

@@ -183,3 +183,26 @@ def test_plain_training_learns_and_repeats_itself():
         sgd.fit_nonprivate_module(model, X, y, epochs=0)
     with pytest.raises(ModelError, match="BatchNorm1d"):
         sgd.fit_nonprivate_module(nn.Sequential(nn.BatchNorm1d(65), nn.Linear(65, 10)), X, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"seed": 2**63}, "seed = 9223372036854775808"),
+        ({"seed": -1}, "seed = -1"),
+        ({"seed": 1.5}, r"seed = 1\.5"),
+        ({"seed": True}, "seed = True"),
+        ({"hidden": (64, 65537)}, r"hidden = \(64, 65537\) .*1 to 65536"),
+        ({"hidden": (64.0,)}, r"hidden = \(64\.0,\)"),
+        ({"hidden": (10**30,)}, "hidden = "),
+        ({"hidden": ()}, r"hidden = \(\)"),
+    ],
+)
+def test_seeds_and_widths_out_of_range_are_named(change, match):
+    with pytest.raises(ConfigError, match=match):
+        sgd.build_model("mlp", 5, 3, **change)
+
+
+def test_the_largest_seed_and_width_are_allowed():
+    model = sgd.build_model("mlp", 1, 2, hidden=(65536,), seed=2**63 - 1)
+    assert sum(p.numel() for p in model.parameters()) == 65536 * 3 + 1

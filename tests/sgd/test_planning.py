@@ -152,6 +152,20 @@ def test_the_learning_rate_depends_on_the_logical_step_only():
         ({"epsilon": float("inf")}, "epsilon = inf .*nonprivate"),
         ({"epsilon": "1"}, "epsilon = '1'"),
         ({"epsilon": None, "noise_multiplier": 0.0}, "noise_multiplier = 0.0"),
+        ({"epsilon": None, "noise_multiplier": 9.9e-4}, r"noise_multiplier = 0.00099 .*0.001 to 1e\+06"),
+        ({"epsilon": None, "noise_multiplier": 1.1e6}, "noise_multiplier = 1100000.0"),
+        ({"epsilon": None, "noise_multiplier": float("nan")}, "noise_multiplier = nan"),
+        ({"epsilon": None, "noise_multiplier": "1"}, "noise_multiplier = '1'"),
+        ({"steps": 10**7 + 1}, "steps = 10000001 .*1 to 10000000"),
+        ({"steps": 10**30}, "steps = 1000"),
+        ({"epochs": float("inf")}, "epochs = inf"),
+        ({"epochs": 1e300}, r"epochs = 1e\+300"),
+        ({"epochs": 2.6e6}, r"epochs = 2600000.0 .*at most 2.50\d*e\+06 here"),
+        ({"max_grad_norm": 9e-7}, "max_grad_norm = 9e-07 .*1e-06 to 1e"),
+        ({"max_grad_norm": 1.1e6}, "max_grad_norm = 1100000.0"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm = nan"),
+        ({"learning_rate": 1.1e6}, "learning_rate = 1100000.0 .*at most 1e"),
+        ({"learning_rate": float("inf")}, "learning_rate = inf"),
         ({"delta": 0.0}, "delta = 0.0"),
         ({"delta": 1.0}, "delta = 1.0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm = 0.0"),
@@ -171,3 +185,15 @@ def test_the_learning_rate_depends_on_the_logical_step_only():
 def test_bad_arguments_are_named(change, match):
     with pytest.raises(ConfigError, match=match):
         plan(**change)
+
+
+def test_the_ends_of_the_ranges_are_allowed():
+    ends = [(1e-3, 1e-6, 1e6), (1e6, 1e6, 1e-9)]
+    for sigma, bound, rate in ends:
+        made = plan(epsilon=None, noise_multiplier=sigma, steps=10**7, max_grad_norm=bound, learning_rate=rate)
+        assert (made.noise_multiplier, made.steps, made.max_grad_norm, made.learning_rate) == (
+            sigma,
+            10**7,
+            bound,
+            rate,
+        )
