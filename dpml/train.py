@@ -223,8 +223,8 @@ class _Caps:
         privacy = job.privacy
         if privacy.dataset_ledger is None or privacy.epsilon is None:
             return
-        n = configuration.build_data(job).public.n_declared
-        delta = privacy.delta if privacy.delta is not None else min(1e-5, 0.1 / n)
+        public = configuration.build_data(job).public
+        delta = privacy.delta if privacy.delta is not None else public.usual_delta
         spent = self._asked.get(privacy.dataset_ledger)
         if spent is None:
             relation = privacy.neighboring_relation

@@ -305,7 +305,7 @@ class PrivateTrainer:
 
     def _check_delta(self, public: PublicInfo, method: str) -> float:
         n = public.n_declared
-        delta = self.delta if self.delta is not None else min(1e-5, 0.1 / n)
+        delta = self.delta if self.delta is not None else public.usual_delta
         if method != "nonprivate" and delta >= 1.0 / n:
             raise invalid(
                 "delta", delta, f"< 1/n_declared = {1.0 / n:.3g}", f"A usual choice is 0.1/n_declared = {0.1 / n:.3g}."

@@ -43,6 +43,7 @@ class PublicInfo:
         schema: the schema as plain JSON values, or ``None`` without a table.
         source: public description (no file contents, no paths).
         feature_shape: shape of one row as a model sees it.
+        default_delta: δ that the literature uses for this data set, or ``None``.
         preprocessing: how raw records become rows, as plain JSON values (public constants only): ``{"kind": "table"}``
             with ``schema``, or the map of :func:`~dpml.data.transform.transform_array`.
     """
@@ -59,6 +60,12 @@ class PublicInfo:
     source: dict[str, Any] = field(default_factory=dict)
     feature_shape: tuple[int, ...] = ()
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    default_delta: float | None = None
+
+    @property
+    def usual_delta(self) -> float:
+        """δ where none is asked for: the data set's own, or min(1e-5, 0.1/n_declared)."""
+        return self.default_delta if self.default_delta is not None else min(1e-5, 0.1 / self.n_declared)
 
     def __post_init__(self) -> None:
         if not self.feature_shape:

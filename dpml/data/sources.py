@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,15 @@ def census_income(folder: str | Path, *, spline: bool = True) -> PrivateData:
                 "(doi 10.24432/C5N30T) and save its two parts as train.parquet and test.parquet there."
             )
     schema = Schema.load(package_folder() / "census_income_schema.json")
-    return table_data(
+    data = table_data(
         where / "train.parquet",
         schema,
         where / "test.parquet",
         spline=spline,
         source={"licence": "CC BY 4.0", "doi": "10.24432/C5N30T"},
     )
+    data.public = replace(data.public, default_delta=1e-6)
+    return data
 
 
 def digits() -> PrivateData:
