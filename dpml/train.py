@@ -74,7 +74,13 @@ def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resum
         if config.report:
             from dpml.report import write_run_report
 
-            write_run_report(folder)
+            try:
+                write_run_report(folder)
+            except OSError as error:
+                raise RunFolderError(
+                    f"the release in {str(folder)!r} is complete, but its report cannot be written "
+                    f"({error.strerror or type(error).__name__}). Free space, then: python -m dpml.report {folder}"
+                ) from error
             RunFolder.open(folder).link_to_top("report.html")
         write_status(folder, "done")
         console.print(result_table(result))
@@ -326,7 +332,7 @@ def resume_sweep(root: Path) -> int:
         if _can_go_on(folder):
             run_job(config, folder, job["overrides"], resume=True)
             continue
-        if folder.exists():
+        if (folder / "release").exists():
             job["folders"].append(f"{job['number']}-{len(job['folders'])}")
             write_sweep(root, jobs)
             folder = root / job["folders"][-1]
@@ -346,12 +352,24 @@ def _finished(folder: Path) -> bool:
     write_run_report(folder)
     for name in ("result.json", "report.html"):
         RunFolder.open(folder).link_to_top(name)
+    (folder / "private/checkpoint.safetensors").unlink(missing_ok=True)
     write_status(folder, "done")
     return True
 
 
 def _can_go_on(folder: Path) -> bool:
-    return (folder / "private" / "checkpoint.safetensors").is_file() and not (folder / "release/result.json").exists()
+    """Whether a DP-SGD job that read its data has steps, or a checkpoint of all of them, left to finish with."""
+    if not (folder / "private/resume.json").is_file() or (folder / "release/result.json").exists():
+        return False
+    try:
+        lines = [json.loads(line) for line in (folder / "release/ledger.jsonl").read_bytes().split(b"\n")[:-1]]
+        plan = lines[0]["plan"]
+        charged = sum(line["count"] for line in lines if line["kind"] == "charge")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return False
+    if plan.get("method") != "dp_sgd":
+        return False
+    return bool(charged < plan["steps"]) or (folder / "private/checkpoint.safetensors").is_file()
 
 
 # -- entry ------------------------------------------------------------------------------------------------------------

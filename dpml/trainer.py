@@ -61,6 +61,19 @@ def _as_written(plan: Plan, written: Mapping[str, Any]) -> Plan:
     )
 
 
+def _save_checkpoint(folder: RunFolder, state: Mapping[str, Any]) -> None:
+    from dpml.sgd import save_state
+
+    target = folder.private / "checkpoint.safetensors"
+    try:
+        save_state(target, state)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {str(target)!r} ({error.strerror or type(error).__name__}); nothing was released. "
+            "Free space, then resume: the charged steps stay spent."
+        ) from error
+
+
 def _test_scores(model: PrivateModel, records: Records) -> dict[str, float]:
     if records.X_test is None or records.y_test is None:
         return {}
@@ -602,9 +615,7 @@ class PrivateTrainer:
                 loss=self.loss,
                 reserve=lambda event, count: ledger.charge(event, stage="train", count=count),
                 on_step=None if progress is None else lambda step: progress(step, plan.steps, shown(step)),
-                save_checkpoint=None
-                if folder is None
-                else lambda state: sgd.save_state(folder.private / "checkpoint.safetensors", state),
+                save_checkpoint=None if folder is None else lambda state: _save_checkpoint(folder, state),
                 start=start,
             )
         weights = sgd.weights_of(trained)

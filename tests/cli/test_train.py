@@ -386,3 +386,48 @@ def test_kill_9_in_the_middle_then_resume_runs_the_rest_only(tmp_path: Path) -> 
     python_status = python("dpml.verify", "s/1", cwd=tmp_path)
     assert "1" in python_status.communicate()[0]
     assert python_status.returncode == 0
+
+
+def test_a_job_killed_before_its_first_checkpoint_goes_on_in_its_own_folder(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data set ledger's cap leaves no room for a second reservation, and none is needed."""
+    from dpml import trainer
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    arguments = (
+        "-m", *SMALL, "method=dp_sgd", *FAST, "privacy.epsilon=1", "privacy.dataset_ledger=all.jsonl",
+        "privacy.dataset_epsilon=1", "privacy.dataset_delta=1e-3", "hydra.sweep.dir=s",
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_save_checkpoint", killed)
+        with pytest.raises(Killed):
+            cli(*arguments)
+    assert accounting.read_ledger(tmp_path / "s/0/release/ledger.jsonl").charges
+    assert not (tmp_path / "s/0/private/checkpoint.safetensors").exists()
+    status, out, err = cli("resume_sweep=s")
+    assert status == 0, out + err
+    assert [folder.name for folder in run_folders(tmp_path / "s")] == ["0"]
+    assert accounting.verify(tmp_path / "s/0").ok
+    assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_report_that_does_not_fit_on_the_disk_leaves_a_complete_release(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dpml.report
+
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dpml.report, "write_run_report", full, raising=False)
+        status, _, err = cli(*SMALL, "hydra.run.dir=here")
+    assert status == 1
+    assert "is complete, but its report cannot be written (No space left on device)" in err
+    assert accounting.verify(tmp_path / "here").ok
