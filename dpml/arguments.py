@@ -22,6 +22,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_arguments(trainer: PrivateTrainer) -> None:
+    """Names, ranges and exclusions of all arguments; ConfigError for the first that is not allowed."""
     if isinstance(trainer.model, str):
         one_of("model", trainer.model, MODELS, " or a torch.nn.Module")
     one_of("method", trainer.method, METHODS)
@@ -83,8 +84,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "solution_norm": (1e-6, 1e9),
     "excess_risk": (1e-9, 1e9),
 }
-MOST = {"steps": 10**7, "expected_batch_size": 10**9, "micro_batch_size": 10**9, "checkpoint_every": 10**7}
 """Public ranges: beyond them no run makes sense, and numbers overflow or calibration never ends."""
+
+MOST = {"steps": 10**7, "expected_batch_size": 10**9, "micro_batch_size": 10**9, "checkpoint_every": 10**7}
+"""Largest counts, for the same reason."""
 
 DP_SGD_ONLY: dict[str, object] = {
     "noise_multiplier": None,
@@ -102,7 +105,12 @@ DP_SGD_ONLY: dict[str, object] = {
 
 def foreign_arguments(trainer: PrivateTrainer, method: str) -> list[str]:
     """Arguments that were set although ``method`` has no use for them."""
-    foreign = {"regularization": "auto"} if method == "dp_sgd" else DP_SGD_ONLY
+    if method == "dp_sgd":
+        foreign: dict[str, object] = {"regularization": "auto"}
+    elif method == "nonprivate":
+        foreign = {**DP_SGD_ONLY, "regularization": "auto"}
+    else:
+        foreign = {**DP_SGD_ONLY, "loss": None}
     return [name for name, default in foreign.items() if getattr(trainer, name) != default]
 
 

@@ -82,13 +82,11 @@ def result_table(result: RunResult) -> Table:
             rows.append(("without privacy", f"{result.nonprivate['test_accuracy']:.4f}   (public data only)"))
     else:
         rows.append(("accuracy", "not published: no public test set (see private/diagnostics.json)"))
-    guide = plan.guidance
-    verdict = "enough" if guide["enough"] else f"too small by ×{guide['factor']:.3g}"
     if plan.method != "nonprivate":
-        asked = (
-            f"n = {guide['n_declared']:,}, the rule asks for {guide['required_n']:,} at α = {guide['excess_risk']:g}"
-        )
-        rows.append(("sample size", f"{verdict}: {asked}"))
+        guide = plan.guidance
+        verdict = "enough" if guide["enough"] else f"too small by ×{guide['factor']:.3g}"
+        asked = f"the rule asks for {guide['required_n']:,} at α = {guide['excess_risk']:g}"
+        rows.append(("sample size", f"{verdict}: n = {guide['n_declared']:,}, {asked}"))
     rows.append(("ledger", f"{result.ledger['count']} lines, head {str(result.ledger['head'])[:16]}…"))
     if result.run_dir is not None:
         here = Path.cwd()

@@ -10,13 +10,13 @@ import hmac
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpml.accounting import Event, Trajectory
+from dpml.accounting import Event, Trajectory, from_json
 from dpml.data import PublicInfo, Records
 from dpml.release import PrivateModel, describe
 from dpml.results import RESULT_FORMAT, Guarantee, dumps, to_jsonable
@@ -36,9 +36,9 @@ class Plan:
         event: the whole run as an event.
         parameters: the method's own frozen plan (noise, steps, rates, regularisation, …).
         steps: noisy releases.
-        noise_multiplier: noise standard deviation ÷ L2 sensitivity of the main release.
+        noise_multiplier: noise standard deviation ÷ largest L2 norm of one record's contribution to the main release.
         trajectory: ε(δ) after each of some steps, for RDP, zCDP and the best accountant.
-        guidance: the sample-size verdict.
+        guidance: the sample-size verdict (only a ``text`` for a run without privacy).
         data: the declared facts about the data that the plan rests on.
         reason: why this method, in one line.
     """
@@ -220,3 +220,20 @@ def plan_differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str
         elif not _same(a, b):
             found.append(f"{prefix}{key}: {a!r} → {b!r}")
     return found
+
+
+def as_written(plan: Plan, written: Mapping[str, Any]) -> Plan:
+    """The same plan with the ledger's own noise, to the last digit: all charges of a run are of one event."""
+    parameters = written["parameters"]
+    return replace(
+        plan,
+        guarantee=replace(plan.guarantee, epsilon=float(written["guarantee"]["epsilon"])),
+        event=from_json(written["event"]),
+        noise_multiplier=float(written["noise_multiplier"]),
+        parameters=replace(
+            plan.parameters,
+            noise_multiplier=float(parameters["noise_multiplier"]),
+            event=from_json(parameters["event"]),
+            event_per_step=from_json(parameters["event_per_step"]),
+        ),
+    )

@@ -10,55 +10,39 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpml import accounting, erm
-from dpml.accounting import DatasetLedger, Event, Ledger, NonPrivate, Trajectory
+from dpml.accounting import DatasetLedger, Ledger, NonPrivate
 from dpml.accounting.events import flatten
-from dpml.accounting.sample_size import guidance as sample_size_guidance
 from dpml.accounting.verification import file_digest, result_digest
-from dpml.arguments import MODELS, check_arguments, foreign_arguments
+from dpml.arguments import MODELS, check_arguments
 from dpml.data import PrivateData, PublicInfo, Records
-from dpml.errors import ConfigError, LedgerError, ModelError, RunFolderError, invalid
+from dpml.errors import ConfigError, LedgerError, ModelError, RunFolderError
 from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
+from dpml.planning import check_method, check_plan, epsilon_of, make_plan, method_of, model_name, network_of
 from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
 from dpml.results import Guarantee, dumps, to_jsonable
-from dpml.runs import EpsilonSoFar, Plan, Progress, RunResult, plan_differences, public_description, records_mac
+from dpml.runs import (
+    EpsilonSoFar,
+    Plan,
+    Progress,
+    RunResult,
+    as_written,
+    plan_differences,
+    public_description,
+    records_mac,
+)
 
 if TYPE_CHECKING:
     import torch
-
-TRAJECTORY_POINTS = 20
-
-
-@dataclass(frozen=True)
-class NonPrivatePlan:
-    """Nothing to plan: no noise, no budget."""
-
-
-def _as_written(plan: Plan, written: Mapping[str, Any]) -> Plan:
-    """The same plan with the ledger's own noise, to the last digit: all charges of a run are of one event."""
-    parameters = written["parameters"]
-    return replace(
-        plan,
-        guarantee=replace(plan.guarantee, epsilon=float(written["guarantee"]["epsilon"])),
-        event=accounting.from_json(written["event"]),
-        noise_multiplier=float(written["noise_multiplier"]),
-        parameters=replace(
-            plan.parameters,
-            noise_multiplier=float(parameters["noise_multiplier"]),
-            event=accounting.from_json(parameters["event"]),
-            event_per_step=accounting.from_json(parameters["event_per_step"]),
-        ),
-    )
 
 
 def _save_checkpoint(folder: RunFolder, state: Mapping[str, Any]) -> None:
@@ -98,7 +82,7 @@ class PrivateTrainer:
             (``(B,)`` or ``(B, 1)`` for two classes, ``(B, K)`` otherwise).
         method: ``"dp_sgd"``, ``"output"``, ``"objective"``, ``"auto"`` (objective for ``logreg``, else ``dp_sgd``) or
             ``"nonprivate"`` (public data only).
-        epsilon, delta: the budget.  Default ε is 1, default δ is min(1e-5, 0.1/n_declared).
+        epsilon, delta: the budget.  Default ε is 1, default δ is min(1e-5, 0.1/n_declared) (Census-Income: 1e-6).
         neighboring_relation: ``"add_remove"`` or ``"replace_one"``.
         accountant: ``"best"``, ``"exact"``, ``"pld"``, ``"rdp"`` or ``"zcdp"``.
         noise_multiplier: fixes the noise of ``dp_sgd`` instead of ε; excludes ``epsilon``.
@@ -184,46 +168,7 @@ class PrivateTrainer:
         self.dataset_delta = dataset_delta
         self.compare_nonprivate = compare_nonprivate
         check_arguments(self)
-        self._check_method()
-
-    # -- checks that need no data ---------------------------------------------------------------------------------
-    def _check_method(self) -> None:
-        method = self._method()
-        for name in foreign_arguments(self, method):
-            way_out = "Give epsilon instead." if name == "noise_multiplier" else "It belongs to another method."
-            raise invalid(name, getattr(self, name), f"left out with method={method!r}", way_out)
-        if method in ("output", "objective") and self.model != "logreg":
-            name = self.model if isinstance(self.model, str) else type(self.model).__name__
-            raise ConfigError(
-                f"method = {method!r} with model = {name!r} is refused: its proof needs a convex loss with a rank-one "
-                "Hessian per record (logreg). Use method='dp_sgd'."
-            )
-        if not isinstance(self.model, str):
-            from dpml.sgd import check_model
-
-            check_model(self.model)
-        self._resolve_device()
-
-    def _method(self) -> str:
-        if self.method != "auto":
-            return self.method
-        return "objective" if self.model == "logreg" and not foreign_arguments(self, "objective") else "dp_sgd"
-
-    def _resolve_device(self) -> str:
-        linear = self._method() in ("output", "objective")
-        if self.device == "cpu" or (linear and self.device == "auto"):
-            return "cpu"
-        import torch
-
-        available = torch.cuda.is_available()
-        if self.device == "cuda" and not available:
-            raise invalid(
-                "device",
-                "cuda",
-                "a device that PyTorch sees, and it sees no CUDA device",
-                "Use device='auto' or 'cpu'.",
-            )
-        return "cuda" if available and not linear else "cpu"
+        check_method(self)
 
     # -- plan -----------------------------------------------------------------------------------------------------
     def plan(self, data: PrivateData) -> Plan:
@@ -233,74 +178,7 @@ class PrivateTrainer:
             ConfigError: the arguments do not fit the declared data.
             AccountingError: the accountant cannot bound this method's event.
         """
-        return self._plan_for(data.public)
-
-    def _plan_for(self, public: PublicInfo) -> Plan:
-        method = self._method()
-        n = public.n_declared
-        delta = self._check_delta(public, method)
-        self._check_data(public, method)
-        reason = "asked for"
-        if self.method == "auto":
-            reason = (
-                "auto: objective perturbation is the most accurate for a linear model"
-                if method == "objective"
-                else "auto: the method that covers this model"
-            )
-        device = self._resolve_device()
-        epsilon = self.epsilon if self.epsilon is not None else (None if self.noise_multiplier is not None else 1.0)
-        parameters: Any
-        if method == "nonprivate":
-            parameters, event, epsilon, delta = NonPrivatePlan(), NonPrivate(), math.inf, 0.0
-            steps, noise_multiplier = 0, 0.0
-            trajectory = Trajectory(0.0, (), None, None, None, {})
-        else:
-            parameters = self._parameters(public, method, epsilon, delta)
-            event, noise_multiplier = parameters.event, parameters.noise_multiplier
-            steps = getattr(parameters, "steps", 1)
-            if epsilon is None:
-                epsilon = self._epsilon(event, delta)
-            trajectory = self._trajectory(method, parameters, delta)
-        guarantee = Guarantee(
-            epsilon=epsilon,
-            delta=delta,
-            neighboring_relation=self.neighboring_relation,
-            accountant=self.accountant,
-            assumptions=self._assumptions(public, method),
-        )
-        guide = sample_size_guidance(
-            n_declared=n,
-            n_features=public.n_features,
-            epsilon=1.0 if math.isinf(epsilon) else epsilon,
-            delta=delta or min(1e-5, 0.1 / n),
-            excess_risk=self.excess_risk,
-            neighboring_relation=self.neighboring_relation,
-            norm_bound=public.norm_bound or 1.0,
-        )
-        if self.enforce_guidance and not guide["enough"] and method != "nonprivate":
-            raise ConfigError(f"guidance.enforce: the sample is too small, so nothing was trained.\n{guide['text']}")
-        return Plan(
-            method=method,
-            model=self._model_name(),
-            guarantee=guarantee,
-            event=event,
-            parameters=parameters,
-            steps=steps,
-            noise_multiplier=noise_multiplier,
-            trajectory=trajectory,
-            guidance=guide,
-            data={
-                "name": public.name,
-                "is_public": public.is_public,
-                "n_declared": n,
-                "n_features": public.n_features,
-                "classes": list(public.classes),
-                "norm_bound": public.norm_bound,
-            },
-            reason=reason,
-            device=device,
-            seed=self.seed,
-        )
+        return make_plan(self, data.public)
 
     def check(self, data: PrivateData) -> None:
         """Whether :meth:`plan` would succeed, without calibrating the noise of ``dp_sgd``.
@@ -309,132 +187,7 @@ class PrivateTrainer:
             ConfigError: the arguments do not fit the declared data.
             AccountingError: the accountant cannot bound this method's event.
         """
-        method = self._method()
-        if method != "dp_sgd" or self.accountant == "exact" or self.enforce_guidance:
-            self._plan_for(data.public)  # costs milliseconds, or is what tells
-            return
-        self._check_delta(data.public, method)
-        self._check_data(data.public, method)
-
-    def _check_delta(self, public: PublicInfo, method: str) -> float:
-        n = public.n_declared
-        delta = self.delta if self.delta is not None else public.usual_delta
-        if method != "nonprivate" and delta >= 1.0 / n:
-            raise invalid(
-                "delta", delta, f"< 1/n_declared = {1.0 / n:.3g}", f"A usual choice is 0.1/n_declared = {0.1 / n:.3g}."
-            )
-        return delta
-
-    def _model_name(self) -> str:
-        return self.model if isinstance(self.model, str) else type(self.model).__name__
-
-    def _check_data(self, public: PublicInfo, method: str) -> None:
-        if method == "nonprivate" and not public.is_public:
-            raise ConfigError(
-                "method = 'nonprivate' needs data that are declared public (is_public: true); these are not. "
-                "A model without privacy must not be released from a private table."
-            )
-        if self.model == "logreg" and len(public.classes) != 2:
-            raise ConfigError(
-                f"model = 'logreg' needs two classes, the data declare {len(public.classes)}. "
-                "Use model='softmax' or 'mlp'."
-            )
-        if not isinstance(self.model, str):
-            from dpml.sgd import check_output
-
-            shape = public.feature_shape or (public.n_features,)
-            check_output(self.model, shape, None if self.loss is not None else len(public.classes))
-        batch = self.expected_batch_size
-        if method == "dp_sgd" and batch is not None and batch > public.n_declared:
-            raise invalid(
-                "expected_batch_size",
-                batch,
-                f"≤ n_declared = {public.n_declared}",
-                "Lower it, or leave it out for a size that follows from n_declared.",
-            )
-        if method in ("output", "objective") and public.norm_bound is None:
-            raise ConfigError(f"method = {method!r} needs norm_bound, a public bound on the L2 norm of a record.")
-
-    def _parameters(self, public: PublicInfo, method: str, epsilon: float | None, delta: float) -> Any:
-        common: dict[str, Any] = {
-            "n_declared": public.n_declared,
-            "n_features": public.n_features,
-            "epsilon": epsilon,
-            "delta": delta,
-            "neighboring_relation": self.neighboring_relation,
-            "norm_bound": public.norm_bound,
-            "solution_norm": self.solution_norm,
-            "accountant": self.accountant,
-        }
-        if method == "output":
-            return erm.plan_output(**common, regularization=self.regularization)
-        if method == "objective":
-            return erm.plan_objective(**common, regularization=self.regularization)
-        from dpml import sgd
-
-        network = self._network(public)
-        return sgd.plan_dp_sgd(
-            **common,
-            n_classes=len(public.classes),
-            model_name=self.model if isinstance(self.model, str) else "module",
-            n_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            expected_batch_size=self.expected_batch_size,
-            steps=self.steps,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            micro_batch_size=self.micro_batch_size,
-            checkpoint_every=self.checkpoint_every,
-        )
-
-    def _network(self, public: PublicInfo) -> torch.nn.Module:
-        """The untrained network: the user's own, or a new one from the public seed."""
-        if not isinstance(self.model, str):
-            return self.model
-        from dpml.sgd import build_model
-
-        return build_model(self.model, public.n_features, len(public.classes), hidden=self.hidden, seed=self.seed)
-
-    def _assumptions(self, public: PublicInfo, method: str) -> tuple[str, ...]:
-        if method == "nonprivate":
-            return ("no privacy: trained without noise on data declared public",)
-        notes = [
-            f"each individual contributes at most one record; neighbours differ by {self.neighboring_relation}",
-            "schema, classes, bounds and n_declared were fixed without looking at the records",
-        ]
-        if self.noise_source is not None and not self.noise_source.secret:
-            notes.append("NOT PRIVATE: the noise source is not secret (tests only)")
-        if method == "dp_sgd":
-            notes.append("every batch was drawn by secret independent coins (Poisson sampling)")
-        if method == "objective":
-            notes.append(
-                "logistic loss with the intercept inside the clipped row; exact-arithmetic proof, verified minimum"
-            )
-        notes.append("floating-point noise is treated as real-valued")
-        return tuple(notes)
-
-    def _epsilon(self, event: Event, delta: float) -> float:
-        return accounting.epsilon(
-            event, delta, accountant=self.accountant, neighboring_relation=self.neighboring_relation
-        )
-
-    def _trajectory(self, method: str, parameters: Any, delta: float) -> Trajectory:
-        if method != "dp_sgd":
-            return accounting.trajectory(
-                lambda _: parameters.event, [1], delta, neighboring_relation=self.neighboring_relation
-            )
-        steps = parameters.steps
-        even = {max(1, round(steps * k / TRAJECTORY_POINTS)) for k in range(1, TRAJECTORY_POINTS + 1)}
-        early = {2**k for k in range(20) if 2**k < steps / TRAJECTORY_POINTS}  # ε grows fastest at first
-        points = sorted(even | early | {1})
-        return accounting.trajectory(
-            lambda count: accounting.SelfComposed(event=parameters.event_per_step, count=count),
-            points,
-            delta,
-            neighboring_relation=self.neighboring_relation,
-        )
+        check_plan(self, data.public)
 
     # -- fit ------------------------------------------------------------------------------------------------------
     def fit(
@@ -481,7 +234,7 @@ class PrivateTrainer:
             ledger.release()
 
     def _dataset_ledger(self) -> DatasetLedger | None:
-        if self.dataset_ledger is None or self._method() == "nonprivate":
+        if self.dataset_ledger is None or method_of(self) == "nonprivate":
             return None
         assert self.dataset_epsilon is not None
         assert self.dataset_delta is not None
@@ -597,7 +350,7 @@ class PrivateTrainer:
 
         from dpml import sgd
 
-        network = self._network(public)
+        network = network_of(self, public)
         if plan.method == "nonprivate":
             ledger.charge(NonPrivate(), stage="train")
             trained = sgd.fit_nonprivate_module(
@@ -638,7 +391,7 @@ class PrivateTrainer:
         if self.accountant == "best":
             epsilon, used = accounting.best(event, promise.delta, neighboring_relation=self.neighboring_relation)
         else:
-            epsilon, used = self._epsilon(event, promise.delta), self.accountant
+            epsilon, used = epsilon_of(self, event, promise.delta), self.accountant
         if not epsilon <= promise.epsilon * (1 + 1e-12):
             raise LedgerError(
                 f"the ledger's events give epsilon = {epsilon!r}, more than the promised {promise.epsilon!r}: "
@@ -712,7 +465,7 @@ class PrivateTrainer:
                     f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. "
                     "Start a new run."
                 )
-            plan = _as_written(plan, written)
+            plan = as_written(plan, written)
             records = data.load(noise_source or FixedNoise(split_key))
             if not hmac.compare_digest(records_mac(key, records), mac):
                 raise ConfigError(
@@ -737,6 +490,6 @@ class PrivateTrainer:
         """The constructor's arguments as plain values (no paths, no live objects)."""
         skipped = {"run_dir", "noise_source", "loss", "dataset_ledger", "dataset_epsilon", "dataset_delta"}
         values = {name: value for name, value in vars(self).items() if name not in skipped}
-        values["model"] = self._model_name()
+        values["model"] = model_name(self)
         values["own_loss"] = self.loss is not None
         return dict(to_jsonable(values))

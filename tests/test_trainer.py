@@ -127,7 +127,9 @@ def test_table_model_scores_data_frames(tmp_path: Path) -> None:
 def test_nonprivate_runs_on_public_data_only(tmp_path: Path) -> None:
     result = PrivateTrainer(method="nonprivate", run_dir=tmp_path / "run").fit(small())
     assert np.isinf(result.guarantee.epsilon)
-    assert json.loads((tmp_path / "run/result.json").read_text())["epsilon"] == "inf"
+    written = json.loads((tmp_path / "run/result.json").read_text())
+    assert written["epsilon"] == "inf"
+    assert "enough" not in written["guidance"]  # there is no budget that a sample could be too small for
     assert accounting.verify(tmp_path / "run").ok
     with pytest.raises(ConfigError, match="declared public"):
         PrivateTrainer(method="nonprivate").fit(small(is_public=False))
@@ -236,6 +238,8 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"method": "objective", "steps": 10}, "steps = 10 .*another method"),
     ({"method": "output", "max_grad_norm": 3.0}, "max_grad_norm = 3.0"),
     ({"method": "dp_sgd", "regularization": 0.1}, "regularization = 0.1"),
+    ({"method": "objective", "loss": abs}, "loss = .*another method"),
+    ({"method": "nonprivate", "regularization": 0.1}, "regularization = 0.1"),
     ({"dataset_ledger": "x.jsonl"}, "dataset_epsilon"),
     ({"dataset_epsilon": 1.0}, "dataset_ledger"),
 ]

@@ -1,0 +1,294 @@
+"""From a trainer's arguments and the data's public knowledge to a frozen plan; no record is read here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpml import accounting, erm
+from dpml.accounting import Event, NonPrivate, Trajectory
+from dpml.accounting.sample_size import guidance as sample_size_guidance
+from dpml.arguments import foreign_arguments
+from dpml.data import PublicInfo
+from dpml.errors import ConfigError, invalid
+from dpml.results import Guarantee
+from dpml.runs import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpml.trainer import PrivateTrainer
+
+TRAJECTORY_POINTS = 20
+
+
+@dataclass(frozen=True)
+class NonPrivatePlan:
+    """Nothing to plan: no noise, no budget."""
+
+
+def check_method(trainer: PrivateTrainer) -> None:
+    """What is wrong without any data: arguments of another method, a model that the method cannot train, the device."""
+    method = method_of(trainer)
+    for name in foreign_arguments(trainer, method):
+        way_out = "Give epsilon instead." if name == "noise_multiplier" else "It belongs to another method."
+        raise invalid(name, getattr(trainer, name), f"left out with method={method!r}", way_out)
+    if method in ("output", "objective") and trainer.model != "logreg":
+        name = trainer.model if isinstance(trainer.model, str) else type(trainer.model).__name__
+        raise ConfigError(
+            f"method = {method!r} with model = {name!r} is refused: its proof needs a convex loss with a rank-one "
+            "Hessian per record (logreg). Use method='dp_sgd'."
+        )
+    if not isinstance(trainer.model, str):
+        from dpml.sgd import check_model
+
+        check_model(trainer.model)
+    device_of(trainer)
+
+
+def method_of(trainer: PrivateTrainer) -> str:
+    """The method that ``"auto"`` stands for: objective where its proof applies and no argument speaks of DP-SGD."""
+    if trainer.method != "auto":
+        return trainer.method
+    return "objective" if trainer.model == "logreg" and not foreign_arguments(trainer, "objective") else "dp_sgd"
+
+
+def device_of(trainer: PrivateTrainer) -> str:
+    """``"cpu"`` or ``"cuda"``; torch is loaded only where it has to be asked."""
+    linear = method_of(trainer) in ("output", "objective")
+    if trainer.device == "cpu" or (linear and trainer.device == "auto"):
+        return "cpu"
+    import torch
+
+    available = torch.cuda.is_available()
+    if trainer.device == "cuda" and not available:
+        raise invalid(
+            "device",
+            "cuda",
+            "a device that PyTorch sees, and it sees no CUDA device",
+            "Use device='auto' or 'cpu'.",
+        )
+    return "cuda" if available and not linear else "cpu"
+
+
+def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
+    """The frozen plan; ``public`` is all that it may know of the data."""
+    method = method_of(trainer)
+    n = public.n_declared
+    delta = _delta_of(trainer, public, method)
+    _check_data(trainer, public, method)
+    reason = "asked for"
+    if trainer.method == "auto":
+        reason = (
+            "auto: one release, nothing to tune, for a linear model"
+            if method == "objective"
+            else "auto: the method that covers this model"
+        )
+    device = device_of(trainer)
+    epsilon = trainer.epsilon
+    if epsilon is None and trainer.noise_multiplier is None:
+        epsilon = 1.0
+    parameters: Any
+    if method == "nonprivate":
+        parameters, event, epsilon, delta = NonPrivatePlan(), NonPrivate(), math.inf, 0.0
+        steps, noise_multiplier = 0, 0.0
+        trajectory = Trajectory(0.0, (), None, None, None, {})
+    else:
+        parameters = _parameters(trainer, public, method, epsilon, delta)
+        event, noise_multiplier = parameters.event, parameters.noise_multiplier
+        steps = getattr(parameters, "steps", 1)
+        if epsilon is None:
+            epsilon = epsilon_of(trainer, event, delta)
+        trajectory = _trajectory(trainer, method, parameters, delta)
+    guarantee = Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        neighboring_relation=trainer.neighboring_relation,
+        accountant=trainer.accountant,
+        assumptions=_assumptions(trainer, public, method),
+    )
+    guide = _guidance(trainer, public, method, guarantee)
+    return Plan(
+        method=method,
+        model=model_name(trainer),
+        guarantee=guarantee,
+        event=event,
+        parameters=parameters,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        trajectory=trajectory,
+        guidance=guide,
+        data={
+            "name": public.name,
+            "is_public": public.is_public,
+            "n_declared": n,
+            "n_features": public.n_features,
+            "classes": list(public.classes),
+            "norm_bound": public.norm_bound,
+        },
+        reason=reason,
+        device=device,
+        seed=trainer.seed,
+    )
+
+
+def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarantee: Guarantee) -> dict[str, Any]:
+    if method == "nonprivate":
+        return {"text": "sample-size guidance: not applicable without privacy"}
+    guide = sample_size_guidance(
+        n_declared=public.n_declared,
+        n_features=public.n_features,
+        epsilon=guarantee.epsilon,
+        delta=guarantee.delta,
+        excess_risk=trainer.excess_risk,
+        neighboring_relation=trainer.neighboring_relation,
+        norm_bound=public.norm_bound or 1.0,
+    )
+    if trainer.enforce_guidance and not guide["enough"]:
+        raise ConfigError(f"guidance.enforce: the sample is too small, so nothing was trained.\n{guide['text']}")
+    return guide
+
+
+def check_plan(trainer: PrivateTrainer, public: PublicInfo) -> None:
+    """Whether :func:`make_plan` would succeed, without calibrating the noise of ``dp_sgd``.
+
+    Raises:
+        ConfigError: the arguments do not fit the declared data.
+        AccountingError: the accountant cannot bound this method's event.
+    """
+    method = method_of(trainer)
+    if method != "dp_sgd" or trainer.accountant == "exact" or trainer.enforce_guidance:
+        make_plan(trainer, public)  # costs milliseconds, or is what tells
+        return
+    _delta_of(trainer, public, method)
+    _check_data(trainer, public, method)
+
+
+def _delta_of(trainer: PrivateTrainer, public: PublicInfo, method: str) -> float:
+    n = public.n_declared
+    delta = trainer.delta if trainer.delta is not None else public.usual_delta
+    if method != "nonprivate" and delta >= 1.0 / n:
+        raise invalid(
+            "delta", delta, f"< 1/n_declared = {1.0 / n:.3g}", f"A usual choice is 0.1/n_declared = {0.1 / n:.3g}."
+        )
+    return delta
+
+
+def model_name(trainer: PrivateTrainer) -> str:
+    """``"logreg"``, ``"softmax"``, ``"mlp"`` or the class name of the user's own module."""
+    return trainer.model if isinstance(trainer.model, str) else type(trainer.model).__name__
+
+
+def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> None:
+    if method == "nonprivate" and not public.is_public:
+        raise ConfigError(
+            "method = 'nonprivate' needs data that are declared public (is_public: true); these are not. "
+            "A model without privacy must not be released from a private table."
+        )
+    if trainer.model == "logreg" and len(public.classes) != 2:
+        raise ConfigError(
+            f"model = 'logreg' needs two classes, the data declare {len(public.classes)}. Use model='softmax' or 'mlp'."
+        )
+    if not isinstance(trainer.model, str):
+        from dpml.sgd import check_output
+
+        shape = public.feature_shape or (public.n_features,)
+        check_output(trainer.model, shape, None if trainer.loss is not None else len(public.classes))
+    batch = trainer.expected_batch_size
+    if method == "dp_sgd" and batch is not None and batch > public.n_declared:
+        raise invalid(
+            "expected_batch_size",
+            batch,
+            f"≤ n_declared = {public.n_declared}",
+            "Lower it, or leave it out for a size that follows from n_declared.",
+        )
+    if method in ("output", "objective") and public.norm_bound is None:
+        raise ConfigError(f"method = {method!r} needs norm_bound, a public bound on the L2 norm of a record.")
+
+
+def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilon: float | None, delta: float) -> Any:
+    common: dict[str, Any] = {
+        "n_declared": public.n_declared,
+        "n_features": public.n_features,
+        "epsilon": epsilon,
+        "delta": delta,
+        "neighboring_relation": trainer.neighboring_relation,
+        "norm_bound": public.norm_bound,
+        "solution_norm": trainer.solution_norm,
+        "accountant": trainer.accountant,
+    }
+    if method == "output":
+        return erm.plan_output(**common, regularization=trainer.regularization)
+    if method == "objective":
+        return erm.plan_objective(**common, regularization=trainer.regularization)
+    from dpml import sgd
+
+    network = network_of(trainer, public)
+    return sgd.plan_dp_sgd(
+        **common,
+        n_classes=len(public.classes),
+        model_name=trainer.model if isinstance(trainer.model, str) else "module",
+        n_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
+        noise_multiplier=trainer.noise_multiplier,
+        max_grad_norm=trainer.max_grad_norm,
+        expected_batch_size=trainer.expected_batch_size,
+        steps=trainer.steps,
+        epochs=trainer.epochs,
+        learning_rate=trainer.learning_rate,
+        momentum=trainer.momentum,
+        micro_batch_size=trainer.micro_batch_size,
+        checkpoint_every=trainer.checkpoint_every,
+    )
+
+
+def network_of(trainer: PrivateTrainer, public: PublicInfo) -> torch.nn.Module:
+    """The untrained network: the user's own, or a new one from the public seed."""
+    if not isinstance(trainer.model, str):
+        return trainer.model
+    from dpml.sgd import build_model
+
+    return build_model(trainer.model, public.n_features, len(public.classes), hidden=trainer.hidden, seed=trainer.seed)
+
+
+def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str) -> tuple[str, ...]:
+    if method == "nonprivate":
+        return ("no privacy: trained without noise on data declared public",)
+    notes = [
+        f"each individual contributes at most one record; neighbours differ by {trainer.neighboring_relation}",
+        "schema, classes, bounds and n_declared were fixed without looking at the records",
+    ]
+    if trainer.noise_source is not None and not trainer.noise_source.secret:
+        notes.append("NOT PRIVATE: the noise source is not secret (tests only)")
+    if method == "dp_sgd":
+        notes.append("every batch was drawn by secret independent coins (Poisson sampling)")
+    if method == "objective":
+        notes.append(
+            "logistic loss with the intercept inside the clipped row; exact-arithmetic proof, verified minimum"
+        )
+    notes.append("floating-point noise is treated as real-valued")
+    return tuple(notes)
+
+
+def epsilon_of(trainer: PrivateTrainer, event: Event, delta: float) -> float:
+    """ε(δ) by the accountant and under the relation that the trainer was asked for."""
+    return accounting.epsilon(
+        event, delta, accountant=trainer.accountant, neighboring_relation=trainer.neighboring_relation
+    )
+
+
+def _trajectory(trainer: PrivateTrainer, method: str, parameters: Any, delta: float) -> Trajectory:
+    if method != "dp_sgd":
+        return accounting.trajectory(
+            lambda _: parameters.event, [1], delta, neighboring_relation=trainer.neighboring_relation
+        )
+    steps = parameters.steps
+    even = {max(1, round(steps * k / TRAJECTORY_POINTS)) for k in range(1, TRAJECTORY_POINTS + 1)}
+    early = {2**k for k in range(20) if 2**k < steps / TRAJECTORY_POINTS}  # ε grows fastest at first
+    points = sorted(even | early | {1})
+    return accounting.trajectory(
+        lambda count: accounting.SelfComposed(event=parameters.event_per_step, count=count),
+        points,
+        delta,
+        neighboring_relation=trainer.neighboring_relation,
+    )
