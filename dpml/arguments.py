@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpml.accounting.dataset_ledger import CAP_FILTERS
 from dpml.errors import ConfigError, invalid
 
 if TYPE_CHECKING:
@@ -70,8 +71,11 @@ def check_arguments(trainer: PrivateTrainer) -> None:
             f"dataset_ledger = {str(trainer.dataset_ledger)!r} needs a cap: set dataset_epsilon and dataset_delta, the "
             "most that all runs on this data set may spend together."
         )
-    if trainer.dataset_ledger is None and caps != (None, None):
-        raise ConfigError("dataset_epsilon and dataset_delta are the cap of a dataset_ledger: name its file.")
+    one_of("dataset_filter", trainer.dataset_filter, CAP_FILTERS)
+    if trainer.dataset_ledger is None and (caps != (None, None) or trainer.dataset_filter != "basic"):
+        raise ConfigError(
+            "dataset_epsilon and dataset_delta are the cap of a dataset_ledger, dataset_filter its rule: name its file."
+        )
 
 
 LIMITS: dict[str, tuple[float, float]] = {

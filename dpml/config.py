@@ -177,6 +177,7 @@ class PrivacyConfig:
     dataset_ledger: str | None = None
     dataset_epsilon: float | None = None
     dataset_delta: float | None = None
+    dataset_filter: str = "basic"
 
 
 @dataclass
@@ -318,6 +319,7 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
         dataset_ledger=privacy.dataset_ledger,
         dataset_epsilon=privacy.dataset_epsilon,
         dataset_delta=privacy.dataset_delta,
+        dataset_filter=privacy.dataset_filter,
         excess_risk=guidance.excess_risk,
         enforce_guidance=guidance.enforce,
         device=config.device,

@@ -229,6 +229,8 @@ class _Caps:
         privacy = job.privacy
         if privacy.dataset_ledger is None or privacy.epsilon is None:
             return
+        if privacy.dataset_filter != "basic":  # more fits than Σε says; each job asks the filter with its own event
+            return
         public = configuration.build_data(job).public
         delta = privacy.delta if privacy.delta is not None else public.usual_delta
         spent = self._asked.get(privacy.dataset_ledger)

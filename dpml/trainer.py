@@ -21,7 +21,7 @@ import numpy as np
 
 from dpml import accounting, erm
 from dpml.accounting import DatasetLedger, Ledger, NonPrivate
-from dpml.accounting.events import flatten
+from dpml.accounting.normal_form import flatten
 from dpml.accounting.verification import file_digest, result_digest
 from dpml.arguments import MODELS, check_arguments
 from dpml.data import PrivateData, PublicInfo, Records
@@ -99,6 +99,8 @@ class PrivateTrainer:
         noise_source: tests only; a source that is not secret is named in the guarantee's assumptions.
         excess_risk, enforce_guidance: α of the sample-size rule; ``True`` refuses to train below it.
         dataset_ledger, dataset_epsilon, dataset_delta: file and cap that add up all runs on one data set.
+        dataset_filter: how they add up: "basic" (Σε, Σδ), or "zcdp" or "renyi" (privacy filters over the runs' events,
+            which let more runs under the same cap); fixed by the first run of a file.
         compare_nonprivate: on public data, also fit the linear model without privacy.
 
     Raises:
@@ -136,6 +138,7 @@ class PrivateTrainer:
         dataset_ledger: str | os.PathLike[str] | None = None,
         dataset_epsilon: float | None = None,
         dataset_delta: float | None = None,
+        dataset_filter: str = "basic",
         compare_nonprivate: bool = True,
     ) -> None:
         self.model = model
@@ -164,6 +167,7 @@ class PrivateTrainer:
         self.excess_risk = excess_risk
         self.enforce_guidance = enforce_guidance
         self.dataset_ledger = dataset_ledger
+        self.dataset_filter = dataset_filter
         self.dataset_epsilon = dataset_epsilon
         self.dataset_delta = dataset_delta
         self.compare_nonprivate = compare_nonprivate
@@ -214,7 +218,7 @@ class PrivateTrainer:
         cap = self._dataset_ledger()
         run_name = "in memory" if self.run_dir is None else str(Path(self.run_dir).absolute())
         if cap is not None:
-            cap.check(run_name, plan.guarantee.epsilon, plan.guarantee.delta)
+            cap.check(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
         folder = None if self.run_dir is None else RunFolder.create(self.run_dir)
         if folder is not None:
             folder.publish("config.yaml", config if config is not None else dumps(self.describe()) + "\n")
@@ -243,6 +247,7 @@ class PrivateTrainer:
             self.dataset_epsilon,
             self.dataset_delta,
             neighboring_relation=self.neighboring_relation,
+            filter=self.dataset_filter,
         )
 
     def _run(
@@ -488,8 +493,10 @@ class PrivateTrainer:
 
     def describe(self) -> dict[str, Any]:
         """The constructor's arguments as plain values (no paths, no live objects)."""
-        skipped = {"run_dir", "noise_source", "loss", "dataset_ledger", "dataset_epsilon", "dataset_delta"}
-        values = {name: value for name, value in vars(self).items() if name not in skipped}
+        skipped = {"run_dir", "noise_source", "loss"}
+        values = {
+            name: value for name, value in vars(self).items() if name not in skipped and not name.startswith("dataset_")
+        }
         values["model"] = model_name(self)
         values["own_loss"] = self.loss is not None
         return dict(to_jsonable(values))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpml.accounting import verify
+from dpml.accounting import Verification, verify
 from dpml.results import dumps
 
 
@@ -21,16 +22,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     found = verify(options.run_folder, allow_test_noise=options.allow_test_noise)
-    if options.json:
-        print(dumps(found))
-        return 0 if found.ok else 1
-    for problem in found.problems:
-        print(f"PROBLEM: {problem}")
-    if found.ok:
-        print(f"OK: {found.lines} ledger lines hold; epsilon = {found.epsilon_reported!r} is what the charges cost.")
-        for name, value in found.second_opinion.items():
-            print(f"  {name}: {value if isinstance(value, str) else f'{value:.6g}'}")
+    try:
+        print(dumps(found) if options.json else "\n".join(_lines(found)))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, say) has seen enough; the exit status still tells
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if found.ok else 1
+
+
+def _lines(found: Verification) -> list[str]:
+    lines = [f"PROBLEM: {problem}" for problem in found.problems]
+    if found.ok:
+        reported = found.epsilon_reported
+        lines.append(f"OK: {found.lines} ledger lines hold; epsilon = {reported!r} is what the charges cost.")
+    if found.epsilon_recomputed is not None:
+        lines.append(f"  {found.accountant}: {found.epsilon_recomputed:.6g} (recomputed from the charges)")
+        for name, value in found.second_opinion.items():
+            lines.append(f"  {name}: {value if isinstance(value, str) else f'{value:.6g} (second opinion)'}")
+    return lines
 
 
 if __name__ == "__main__":

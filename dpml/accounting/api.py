@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
 
-from dpml.accounting import composition, exact, pld, renyi, zcdp
-from dpml.accounting.events import ADD_REMOVE, Event, check_number, check_relation
-from dpml.errors import invalid
+from dpml.accounting import advanced, composition, exact, gdp, optimal, pld, renyi, zcdp
+from dpml.accounting.events import ADD_REMOVE, Event, Group, SelfComposed, check_number, check_relation
+from dpml.accounting.normal_form import normal_form
+from dpml.errors import UnsupportedEventError, invalid
 
-ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp", "basic")
-_MODULES: dict[str, ModuleType] = {"exact": exact, "pld": pld, "rdp": renyi, "zcdp": zcdp, "basic": composition}
+_MODULES: dict[str, ModuleType] = {
+    "exact": exact,
+    "pld": pld,
+    "rdp": renyi,
+    "zcdp": zcdp,
+    "gdp": gdp,
+    "optimal": optimal,
+    "advanced": advanced,
+    "basic": composition,
+}
+ACCOUNTANTS = ("best", *_MODULES)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """ε_low ≤ smallest ε ≤ ε_high, and the accountant that proved the upper end."""
+
+    low: float
+    high: float
+    accountant: str
+
+    @property
+    def width(self) -> float:
+        """high − low; 0 where both are infinite."""
+        return 0.0 if self.low == self.high else self.high - self.low
 
 
 def epsilon(event: Event, delta: float, *, accountant: str = "best", neighboring_relation: str = ADD_REMOVE) -> float:
@@ -48,12 +74,35 @@ def delta(event: Event, epsilon: float, *, accountant: str = "best", neighboring
     check_relation(neighboring_relation)
     _check(event, accountant)
     if accountant == "best":
-        value = composition.best_delta(event, epsilon, neighboring_relation)[0]
+        value = _or_group(event, composition.best_delta, "group_delta", epsilon, neighboring_relation)[0]
     else:
         value = float(_MODULES[accountant].delta(event, epsilon, neighboring_relation))
     if value > 0 and composition.pure_epsilon(event, neighboring_relation) <= epsilon:
         return 0.0
     return min(1.0, max(0.0, value))
+
+
+def interval(event: Event, delta: float, *, neighboring_relation: str = ADD_REMOVE) -> Interval:
+    """A certified interval around the smallest ε for which ``event`` is (ε, δ)-DP; arguments and errors as
+    :func:`epsilon`.
+
+    The upper end is what ``best`` reports.  The lower end is proved too: by the exact accountant on the whole event, or
+    else on the parts that it serves (a composition is never more private than its parts).  Both are about the worst
+    pair of data sets that the event's description allows.
+    """
+    high, name = best(event, delta, neighboring_relation=neighboring_relation)
+    if delta == 0 or high == 0:
+        return Interval(high, high, name)
+    low = 0.0
+    try:
+        low = exact.interval(event, delta, neighboring_relation)[0]
+    except UnsupportedEventError:
+        for atom, count in normal_form(event, neighboring_relation).items():
+            try:
+                low = max(low, exact.interval(SelfComposed(atom, count), delta, neighboring_relation)[0])
+            except UnsupportedEventError:
+                continue
+    return Interval(min(low, high), high, name)
 
 
 def best(event: Event, delta: float, *, neighboring_relation: str = ADD_REMOVE) -> tuple[float, str]:
@@ -67,9 +116,21 @@ def best(event: Event, delta: float, *, neighboring_relation: str = ADD_REMOVE) 
 def _best(event: Event, delta: float, relation: str) -> tuple[float, str]:
     if delta == 0:
         return composition.pure_epsilon(event, relation), "basic"
-    value, name = composition.best_epsilon(event, delta, relation)
+    value, name = _or_group(event, composition.best_epsilon, "group_epsilon", delta, relation)
     pure = composition.pure_epsilon(event, relation)
     return (pure, "basic") if pure < value else (max(0.0, value), name)
+
+
+def _or_group(event: Event, bound: Callable, chained: str, value: float, relation: str) -> tuple[float, str]:
+    """``bound``; for a group that no accountant serves as such, the chain through its members (``groups``)."""
+    try:
+        return bound(event, value, relation)
+    except UnsupportedEventError:
+        if not isinstance(event, Group):
+            raise
+        from dpml.accounting import groups
+
+        return getattr(groups, chained)(event.event, value, event.size, neighboring_relation=relation), "group"
 
 
 def rdp(event: Event, orders: np.ndarray, *, neighboring_relation: str = ADD_REMOVE) -> np.ndarray:

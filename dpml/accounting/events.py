@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 from dpml.errors import ConfigError, invalid
@@ -176,6 +176,168 @@ class ObjectivePerturbation(Event):
 
 
 @dataclass(frozen=True)
+class Pure(Event):
+    """Anything that is proved ε-DP (δ = 0) under the relation of the run."""
+
+    epsilon: float
+    type: ClassVar[str] = "pure"
+
+    def __post_init__(self) -> None:
+        self._set("epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE))
+
+
+@dataclass(frozen=True)
+class GDP(Event):
+    """Anything that is proved μ-Gaussian-DP under the relation of the run (Dong, Roth & Su 2022, Definition 2.6)."""
+
+    mu: float
+    type: ClassVar[str] = "gdp"
+
+    def __post_init__(self) -> None:
+        self._set("mu", check_number("mu", self.mu, 0.0, MAX_SCALE))
+
+
+@dataclass(frozen=True)
+class UnequalGaussian(Event):
+    """N(0, noise_std²) on one data set and N(shift, other_noise_std²) on its neighbour, or the other way round.
+
+    One released number whose noise level itself depends on the data.  Its (ε, δ) has no simple closed form under
+    composition, its moments do; its Rényi divergence is infinite beyond the order where
+    α·(variance of Q) + (1 − α)·(variance of P) reaches 0.  The pair is taken as stated under the relation of the run,
+    and all such releases of one composition are oriented alike: on one of the two data sets every one of them has its
+    ``noise_std``, on the other its ``other_noise_std``.
+    """
+
+    shift: float
+    noise_std: float
+    other_noise_std: float
+    type: ClassVar[str] = "unequal_gaussian"
+
+    def __post_init__(self) -> None:
+        self._set("shift", check_number("shift", self.shift, 0.0, MAX_SCALE))
+        self._set("noise_std", check_number("noise_std", self.noise_std, 1e-6, 1e6))
+        self._set("other_noise_std", check_number("other_noise_std", self.other_noise_std, 1e-6, 1e6))
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace(Event):
+    """One integer-valued query plus integer noise Z, P(Z = k) ∝ e^{−|k|/noise_scale} (the geometric mechanism).
+
+    ``sensitivity`` is the largest integer contribution of ONE record.
+    """
+
+    noise_scale: float
+    sensitivity: int = 1
+    type: ClassVar[str] = "discrete_laplace"
+
+    def __post_init__(self) -> None:
+        self._set("noise_scale", check_number("noise_scale", self.noise_scale, 0.0, 1e6))
+        self._set("sensitivity", _check_sensitivity(self.sensitivity))
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(Event):
+    """One integer-valued query plus integer noise Z, P(Z = k) ∝ e^{−k²/(2·noise_std²)} (Canonne et al. 2020).
+
+    ``noise_std`` is the parameter σ (the true standard deviation is a little smaller); ``sensitivity`` is the largest
+    integer contribution of ONE record.
+    """
+
+    noise_std: float
+    sensitivity: int = 1
+    type: ClassVar[str] = "discrete_gaussian"
+
+    def __post_init__(self) -> None:
+        self._set("noise_std", check_number("noise_std", self.noise_std, 0.0, 1e6))
+        self._set("sensitivity", _check_sensitivity(self.sensitivity))
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(Event):
+    """One report per record: with probability ``noise_parameter`` uniform over ``num_buckets`` answers, else the truth.
+
+    Binary with bias γ (truth with probability ½ + γ) is noise_parameter = 1 − 2γ.  Local: who reports is public, so
+    that only ``replace_one`` has a guarantee.
+    """
+
+    noise_parameter: float
+    num_buckets: int = 2
+    type: ClassVar[str] = "randomized_response"
+
+    def __post_init__(self) -> None:
+        self._set("noise_parameter", check_number("noise_parameter", self.noise_parameter, 0.0, 1.0))
+        number = check_count("num_buckets", self.num_buckets, 2)
+        self._set("num_buckets", number)
+
+    @property
+    def epsilon(self) -> float:
+        """Pure ε under replace_one: ln((1 − p + p/k)/(p/k))."""
+        p, k = self.noise_parameter, self.num_buckets
+        return math.log1p((1 - p) * k / p) if p > 1e-300 else math.inf
+
+
+@dataclass(frozen=True)
+class ExponentialMechanism(Event):
+    """The exponential mechanism with pure cost ``epsilon``: weights e^{ε·u/(2Δ)}, or e^{ε·u/Δ} for monotone scores.
+
+    Δ is the sensitivity of the score under the relation of the run.  It is ε-bounded-range, which composes better than
+    ε-DP alone (Durfee & Rogers 2019; Dong, Durfee & Rogers 2020).
+    """
+
+    epsilon: float
+    type: ClassVar[str] = "exponential"
+
+    def __post_init__(self) -> None:
+        self._set("epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE))
+
+
+@dataclass(frozen=True)
+class PermuteAndFlip(Event):
+    """Permute-and-flip selection with pure cost ``epsilon`` (McKenna & Sheldon 2020); accounted as ε-DP."""
+
+    epsilon: float
+    type: ClassVar[str] = "permute_and_flip"
+
+    def __post_init__(self) -> None:
+        self._set("epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE))
+
+
+NOISY_MAX_NOISES = ("laplace", "exponential", "gumbel")
+
+
+@dataclass(frozen=True)
+class ReportNoisyMax(Event):
+    """The index of the largest noisy score, with pure cost ``epsilon``.
+
+    ``noise``: ``"gumbel"`` is the exponential mechanism and accounted as such; ``"laplace"`` and ``"exponential"`` are
+    accounted as ε-DP.  For general scores of sensitivity Δ the noise has scale 2Δ/ε.
+    """
+
+    epsilon: float
+    noise: str = "laplace"
+    type: ClassVar[str] = "report_noisy_max"
+
+    def __post_init__(self) -> None:
+        self._set("epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE))
+        if self.noise not in NOISY_MAX_NOISES:
+            raise invalid("noise", self.noise, f"one of {list(NOISY_MAX_NOISES)}")
+
+
+@dataclass(frozen=True)
+class RandomRow(Event):
+    """One row of the data in the clear, chosen uniformly: the reason why small statistical distance is not privacy.
+
+    It is (0, 1/records)-DP, and its pure ε is infinite.  ``records`` is a public lower bound on the number of rows.
+    """
+
+    records: int
+    type: ClassVar[str] = "random_row"
+
+    def __post_init__(self) -> None:
+        self._set("records", check_count("records", self.records, 1))
+
+
+@dataclass(frozen=True)
 class PoissonSampled(Event):
     """``event`` on a sample that holds each record independently with ``sampling_probability``."""
 
@@ -186,6 +348,69 @@ class PoissonSampled(Event):
     def __post_init__(self) -> None:
         self._set("sampling_probability", check_number("sampling_probability", self.sampling_probability, 0.0, 1.0))
         _check_event("event", self.event)
+
+
+@dataclass(frozen=True)
+class SampledWithoutReplacement(Event):
+    """``event`` on a uniform sample of exactly ``sample_size`` of ``source_size`` records, fresh for every release.
+
+    The sizes are public; a guarantee exists under ``replace_one`` only (under add_remove the number of records is
+    private: sample by Poisson there).
+    """
+
+    sample_size: int
+    source_size: int
+    event: Event
+    type: ClassVar[str] = "sampled_without_replacement"
+
+    def __post_init__(self) -> None:
+        self._set("source_size", check_count("source_size", self.source_size, 1))
+        self._set("sample_size", check_count("sample_size", self.sample_size))
+        if self.sample_size > self.source_size:
+            raise invalid("sample_size", self.sample_size, f"at most source_size = {self.source_size}")
+        _check_event("event", self.event)
+
+
+@dataclass(frozen=True)
+class RepeatAndSelect(Event):
+    """``event`` run a random number K of times, only the best outcome released (Papernot & Steinke 2022).
+
+    K is Poisson (``shape`` None) or truncated negative binomial with ``shape`` η > −1 (0 logarithmic, 1 geometric),
+    with expectation ``mean``; the truncated ones need mean ≥ 1.  The candidates of the K runs are drawn independently.
+    """
+
+    event: Event
+    mean: float
+    shape: float | None = None
+    type: ClassVar[str] = "repeat_and_select"
+
+    def __post_init__(self) -> None:
+        _check_event("event", self.event)
+        if self.shape is None:
+            self._set("mean", check_number("mean", self.mean, 0.0, 1e9, above=True))
+        else:
+            self._set("shape", check_number("shape", self.shape, -1.0, 1e6, above=True))
+            self._set("mean", check_number("mean", self.mean, 1.0, 1e9))
+
+
+@dataclass(frozen=True)
+class Group(Event):
+    """``event`` seen by a group of ``size`` records that come or change together (one user's records, say)."""
+
+    event: Event
+    size: int
+    type: ClassVar[str] = "group"
+
+    def __post_init__(self) -> None:
+        _check_event("event", self.event)
+        self._set("size", check_count("size", self.size, 1))
+
+
+def _check_sensitivity(value: object) -> int:
+    number = check_count("sensitivity", value, 1)
+    if number > 10**6:
+        raise invalid("sensitivity", number, "an integer >= 1 and <= 1e6")
+    return number
 
 
 @dataclass(frozen=True)
@@ -225,8 +450,21 @@ _TYPES: dict[str, type[Event]] = {
         Laplace,
         EpsilonDelta,
         ZCDP,
+        Pure,
+        GDP,
+        UnequalGaussian,
+        DiscreteLaplace,
+        DiscreteGaussian,
+        RandomizedResponse,
+        ExponentialMechanism,
+        PermuteAndFlip,
+        ReportNoisyMax,
+        RandomRow,
         ObjectivePerturbation,
         PoissonSampled,
+        SampledWithoutReplacement,
+        RepeatAndSelect,
+        Group,
         SelfComposed,
         Composed,
     )
@@ -263,7 +501,7 @@ def _from_json(data: Any, depth: int) -> Event:
     unknown = sorted(str(key) for key in data if key not in (*names, "type"))
     if unknown:
         raise ConfigError(f"event {kind.type!r} has unknown keys {unknown}; allowed are {list(names)}.")
-    optional = {"loss"}
+    optional = {item.name for item in fields(kind) if item.default is not MISSING}
     missing = [key for key in names if key not in data and key not in optional]
     if missing:
         raise ConfigError(f"event {kind.type!r} lacks the keys {missing}.")
@@ -279,81 +517,6 @@ def _from_json(data: Any, depth: int) -> Event:
 
 def event_name(event: Event) -> str:
     """A short name for messages, ``"poisson_sampled(laplace)"`` say."""
-    if isinstance(event, PoissonSampled | SelfComposed):
+    if isinstance(event, PoissonSampled | SelfComposed | SampledWithoutReplacement | RepeatAndSelect | Group):
         return f"{event.type}({event_name(event.event)})"
     return event.type
-
-
-def flatten(event: Event) -> dict[Event, int]:
-    """The event as different atoms with counts; equal parts are added up, parts that cost nothing are dropped.
-
-    An atom is a basic event or a ``PoissonSampled`` basic event.  Simplifications, each exact under both relations:
-    q = 0 is nothing and q = 1 is no sampling; Gaussians that share one sample are one Gaussian with
-    1/σ² = Σ 1/σⱼ²; a sample of a sample for ONE release has probability q₁·q₂.  Other samples with several releases
-    stay as they are, and accountants refuse them by name.
-    """
-    atoms: dict[Event, int] = {}
-    _collect(event, 1, atoms)
-    for atom, count in atoms.items():
-        check_count(f"count of {event_name(atom)} in all", count)
-    return atoms
-
-
-def _collect(event: Event, count: int, atoms: dict[Event, int]) -> None:
-    if count == 0 or isinstance(event, NoOp):
-        return
-    if isinstance(event, NonPrivate):
-        event = Gaussian(0.0)  # no noise: every accountant answers ∞
-    if isinstance(event, SelfComposed):
-        _collect(event.event, count * event.count, atoms)
-    elif isinstance(event, Composed):
-        for part in event.events:
-            _collect(part, count, atoms)
-    elif isinstance(event, PoissonSampled):
-        _collect_sampled(event, count, atoms)
-    elif not _is_free(event):
-        atoms[event] = atoms.get(event, 0) + count
-
-
-def _collect_sampled(event: PoissonSampled, count: int, atoms: dict[Event, int]) -> None:
-    q = event.sampling_probability
-    inner = flatten(event.event)
-    if q == 0 or not inner:
-        return
-    if q == 1:
-        for part, times in inner.items():
-            atoms[part] = atoms.get(part, 0) + count * times
-        return
-    atom: Event = event
-    if all(isinstance(part, Gaussian) for part in inner):
-        atom = PoissonSampled(q, merge_gaussians(inner))
-    elif len(inner) == 1 and next(iter(inner.values())) == 1:
-        only = next(iter(inner))
-        if isinstance(only, PoissonSampled):
-            atom = PoissonSampled(q * only.sampling_probability, only.event)
-        else:
-            atom = PoissonSampled(q, only)
-    atoms[atom] = atoms.get(atom, 0) + count
-
-
-def _is_free(event: Event) -> bool:
-    return (isinstance(event, EpsilonDelta) and event.epsilon == 0 and event.delta == 0) or (
-        isinstance(event, ZCDP) and event.rho == 0
-    )
-
-
-def merge_gaussians(atoms: Mapping[Event, int]) -> Gaussian:
-    """One Gaussian for a composition of Gaussians: 1/σ² = Σ countⱼ/σⱼ² (exact: the statistic is Σ xⱼ/σⱼ²)."""
-    precision = 0.0
-    for atom, count in atoms.items():
-        if not isinstance(atom, Gaussian):
-            raise invalid("atoms", event_name(atom), "Gaussian events only")
-        if atom.noise_multiplier < 1e-150:  # 1/σ² overflows: as good as no noise
-            return Gaussian(0.0)
-        precision += count / atom.noise_multiplier**2
-    return Gaussian(1.0 / math.sqrt(precision)) if math.isfinite(precision) else Gaussian(0.0)
-
-
-def effective(noise_multiplier: float, neighboring_relation: str) -> float:
-    """Noise ÷ sensitivity: ``noise_multiplier`` under add_remove, half of it under replace_one."""
-    return noise_multiplier / 2 if neighboring_relation == REPLACE_ONE else noise_multiplier

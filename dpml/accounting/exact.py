@@ -1,178 +1,172 @@
-"""The exact accountant: events whose privacy profile has a closed form.
+"""The exact accountant: the tight ε of a composition of known pairs, with a certified interval.
 
-Served: any composition of unsampled Gaussians; one Laplace; one (ε, δ) statement; one objective perturbation, whose
-closed form is an upper bound that is tight up to the loss's Jacobian term (see :func:`objective_delta`).
-Everything else is refused by name.
+One release, and Gaussians together, have closed forms (``closed_forms``); everything else with a moment function is a
+contour sum with a proved error bound (``contour``).  "Exact" means: no slack but rounding for the dominating pair of
+each release.  A pair that stands for a whole class — the worst mechanism that an (ε, δ) statement allows, the bound on
+the loss of objective perturbation — is exact for that worst case.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
-from scipy import special
+import numpy as np
 
-from dpml.accounting.conversions import gaussian_epsilon_unchecked, gaussian_log_delta
+from dpml.accounting import closed_forms, contour
 from dpml.accounting.events import (
-    REPLACE_ONE,
     EpsilonDelta,
     Event,
+    ExponentialMechanism,
     Gaussian,
-    Laplace,
     ObjectivePerturbation,
-    effective,
     event_name,
-    flatten,
-    merge_gaussians,
 )
-from dpml.errors import UnsupportedEventError
+from dpml.accounting.moments import moments
+from dpml.accounting.normal_form import Atoms, directions, effective, merge_gaussians, normal_form
+from dpml.errors import DpmlError, UnsupportedEventError
+
+_DOWN = 1 - 4e-15
+_SMALLEST_NOISE = 1e-3
 
 
 def epsilon(event: Event, delta: float, neighboring_relation: str) -> float:
-    """Exact ε(δ), 0 < δ < 1, of the events that the module serves; UnsupportedEventError for the others."""
-    atom = _single(event)
-    if atom is None:
-        return 0.0
-    if isinstance(atom, Gaussian):
-        return gaussian_epsilon_unchecked(delta, _mu(atom, neighboring_relation))
-    if isinstance(atom, Laplace):
-        pure = _pure(atom, neighboring_relation)
-        return max(0.0, pure + 2 * math.log1p(-delta)) if math.isfinite(pure) else math.inf
-    if isinstance(atom, EpsilonDelta):
-        return _epsilon_of_statement(atom, delta)
-    return objective_epsilon(atom, delta, neighboring_relation)
+    """Upper end of :func:`interval`."""
+    return interval(event, delta, neighboring_relation, lower=False)[1]
+
+
+def interval(event: Event, delta: float, neighboring_relation: str, *, lower: bool = True) -> tuple[float, float]:
+    """(ε_low, ε_high), 0 < δ < 1: the smallest ε with δ(ε) ≤ δ lies between them.
+
+    ε_low is 0 where only the upper end is known (objective perturbations; compositions with exponential mechanisms, or
+    of discrete losses alone).
+    UnsupportedEventError for events without closed form or moment function.
+    """
+    atoms = _atoms(event, neighboring_relation)
+    if not atoms:
+        return 0.0, 0.0
+    if _without_noise(atoms, neighboring_relation):
+        return math.inf, math.inf
+    single = _single(atoms, neighboring_relation)
+    if single is not None:
+        value = closed_forms.epsilon(single, delta, neighboring_relation)
+        return (0.0 if isinstance(single, ObjectivePerturbation) else value * _DOWN), value
+    infinite = _infinite_mass(atoms)
+    finite = (delta - infinite) * (1 - 1e-15)
+    if finite <= 0:
+        return math.inf, math.inf
+    low = high = 0.0
+    for way in directions(atoms, neighboring_relation):
+
+        def solve(parts: contour.Parts, floor: float = high) -> tuple[float, float]:
+            return contour.solve(parts, math.log(finite), lower=lower, floor=floor)
+
+        ends = _guard(solve, atoms, neighboring_relation, way)
+        low, high = max(low, ends[0]), max(high, ends[1])
+    return (0.0 if is_bound_only(atoms) else low), high
+
+
+def epsilons(events: Sequence[Event], delta: float, neighboring_relation: str) -> np.ndarray | None:
+    """:func:`epsilon` of events that differ in their counts only, none of which falls; None where they are not such."""
+    forms = [normal_form(event, neighboring_relation) for event in events]
+    atoms = forms[-1]
+    if len(forms) < 2 or not all(tuple(form) == tuple(atoms) for form in forms):
+        return None
+    counts = [tuple(form.values()) for form in forms]
+    falling = any(new < old for before, after in pairwise(counts) for old, new in zip(before, after, strict=True))
+    known = any(isinstance(atom, Gaussian | EpsilonDelta | ObjectivePerturbation) for atom in atoms)
+    if falling or known or sum(counts[0]) < 2:
+        return None
+    found = np.zeros(len(events))
+    for way in directions(atoms, neighboring_relation):
+        pairs = [moments(atom, neighboring_relation, way[atom]) for atom in atoms]
+        parts = tuple(tuple(zip(pairs, count, strict=True)) for count in counts)
+        with np.errstate(all="ignore"):
+            found = contour.solve_many(parts, math.log(delta), found)
+    return found
 
 
 def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
-    """Exact δ(ε), ε ≥ 0, of the events that the module serves; UnsupportedEventError for the others."""
-    atom = _single(event)
-    if atom is None:
-        return 0.0
-    if isinstance(atom, Gaussian):
-        return min(1.0, math.exp(gaussian_log_delta(epsilon, _mu(atom, neighboring_relation))))
-    if isinstance(atom, Laplace):
-        pure = _pure(atom, neighboring_relation)
-        return -math.expm1((epsilon - pure) / 2) if epsilon < pure else 0.0
-    if isinstance(atom, EpsilonDelta):
-        return _delta_of_statement(atom, epsilon)
-    return objective_delta(atom, epsilon, neighboring_relation)
+    """Upper bound on δ(ε), ε ≥ 0, tight like :func:`interval`."""
+    return delta_interval(event, epsilon, neighboring_relation)[1]
 
 
-def _single(event: Event) -> Gaussian | Laplace | EpsilonDelta | ObjectivePerturbation | None:
-    atoms = flatten(event)
+def delta_interval(event: Event, epsilon: float, neighboring_relation: str) -> tuple[float, float]:
+    """(δ_low, δ_high) around δ(ε); δ_low is 0 where only the upper end is known."""
+    atoms = _atoms(event, neighboring_relation)
     if not atoms:
-        return None
-    if all(isinstance(atom, Gaussian) for atom in atoms):
-        return merge_gaussians(atoms)
-    atom, count = next(iter(atoms.items()))
-    if len(atoms) > 1 or count > 1:
-        names = sorted({event_name(part) for part in atoms})
-        raise UnsupportedEventError(
-            f"accountant 'exact' has no closed form for a composition of {names}; use accountant='best' or 'pld'."
-        )
-    if isinstance(atom, Laplace | EpsilonDelta | ObjectivePerturbation):
-        return atom
-    raise UnsupportedEventError(
-        f"accountant 'exact' has no closed form for event {event_name(atom)!r}; use accountant='best'."
+        return 0.0, 0.0
+    if _without_noise(atoms, neighboring_relation):
+        return 1.0, 1.0
+    single = _single(atoms, neighboring_relation)
+    if single is not None:
+        value = closed_forms.delta(single, epsilon, neighboring_relation)
+        return (0.0 if isinstance(single, ObjectivePerturbation) else value * (1 - 1e-12)), value
+    infinite = _infinite_mass(atoms)
+    log_low = log_high = -math.inf
+    for way in directions(atoms, neighboring_relation):
+
+        def solve(parts: contour.Parts, floor: float = log_high) -> tuple[float, float]:
+            return contour.log_delta(parts, epsilon, floor=floor)
+
+        ends = _guard(solve, atoms, neighboring_relation, way)
+        log_low, log_high = max(log_low, ends[0]), max(log_high, ends[1])
+    low = math.exp(log_low) if log_low > -745 else 0.0
+    high = math.exp(max(log_high, -745.0))
+    return (0.0 if is_bound_only(atoms) else infinite * _DOWN + low), min(1.0, (infinite + high) * (1 + 1e-15))
+
+
+def is_bound_only(atoms: Atoms) -> bool:
+    """Whether the pairs in use dominate the releases without being one that can occur in a composition.
+
+    The envelope of all bounded-range pairs is itself not bounded-range: other accountants may prove less.
+    """
+    return any(isinstance(atom, ObjectivePerturbation | ExponentialMechanism) for atom in atoms)
+
+
+def _atoms(event: Event, relation: str) -> Atoms:
+    """The normal form with all unsampled Gaussians merged."""
+    atoms = normal_form(event, relation)
+    gaussians: Atoms = {atom: count for atom, count in atoms.items() if isinstance(atom, Gaussian)}
+    if not gaussians:
+        return atoms
+    return {merge_gaussians(gaussians): 1} | {atom: count for atom, count in atoms.items() if atom not in gaussians}
+
+
+def _without_noise(atoms: Atoms, relation: str) -> bool:
+    """Whether a part alone has infinite ε at every δ < 1."""
+    return any(
+        (isinstance(atom, Gaussian) and effective(atom.noise_multiplier, relation) < 1e-150)
+        or (isinstance(atom, EpsilonDelta) and atom.delta == 1)
+        for atom in atoms
     )
 
 
-def _mu(atom: Gaussian, neighboring_relation: str) -> float:
-    sigma = effective(atom.noise_multiplier, neighboring_relation)
-    return 1 / sigma if sigma > 1e-150 else math.inf
+def _single(atoms: Atoms, relation: str) -> Event | None:
+    atom, count = next(iter(atoms.items()))
+    return atom if len(atoms) == 1 and count == 1 and closed_forms.supported(atom, relation) else None
 
 
-def _pure(atom: Laplace, neighboring_relation: str) -> float:
-    scale = effective(atom.noise_multiplier, neighboring_relation)
-    return 1 / scale if scale > 1e-300 else math.inf
+def _infinite_mass(atoms: Atoms) -> float:
+    """1 − Π(1 − δⱼ)^{Tⱼ}: the probability that some loss is infinite, rounded up."""
+    total = math.fsum(
+        count * math.log1p(-atom.delta) for atom, count in atoms.items() if isinstance(atom, EpsilonDelta)
+    )
+    return -math.expm1(total) * (1 + 1e-15)
 
 
-def _delta_of_statement(atom: EpsilonDelta, epsilon: float) -> float:
-    """Hockey stick of the worst (ε₀, δ₀) mechanism: δ₀ + (1−δ₀)(e^{ε₀} − e^ε)₊/(1 + e^{ε₀})  (Kairouz et al. 2015)."""
-    if epsilon >= atom.epsilon:
-        return atom.delta
-    part = -math.expm1(epsilon - atom.epsilon) / (1 + math.exp(-atom.epsilon))
-    return min(1.0, atom.delta + (1 - atom.delta) * part)
-
-
-def _epsilon_of_statement(atom: EpsilonDelta, delta: float) -> float:
-    if delta < atom.delta:
-        return math.inf
-    if _delta_of_statement(atom, 0.0) <= delta:
-        return 0.0
-    # solve (δ−δ₀)/(1−δ₀)·(1+e^{−ε₀}) = 1 − e^{ε−ε₀}
-    share = (delta - atom.delta) / (1 - atom.delta) * (1 + math.exp(-atom.epsilon))
-    return max(0.0, atom.epsilon + math.log1p(-share)) if share < 1 else 0.0
-
-
-def jacobian_constant(atom: ObjectivePerturbation) -> float:
-    """c₀ = ln(1 + β/λ) with β = R²/4 the largest curvature of one record's logistic loss."""
-    return math.log1p(atom.norm_bound**2 / (4 * atom.lambda_sum))
-
-
-def objective_delta(atom: ObjectivePerturbation, epsilon: float, neighboring_relation: str) -> float:
-    """Upper bound on δ(ε) of logistic objective perturbation with its exact minimum released.
-
-    add_remove.  With a = R/noise_std, H the profile of the a-Gaussian pair and c₀ of :func:`jacobian_constant`, the
-    loss is at most c₀ + (a²/2 + Z)₊, Z ~ N(0, a²), in both directions; and for ε ≥ R²/lambda_sum the Jacobian term is
-    paid for by the slack of p < 1, so that δ(ε) ≤ H(ε).  Proof: docs/proofs-objective.md.  Hence
-
-        δ(ε) ≤ H(ε) if ε ≥ R²/lambda_sum;  ≤ H(ε − c₀) if ε ≥ c₀;  ≤ 1 − 2 e^{ε−c₀} Φ(−a/2) below c₀,
-
-    the last from E[1 − e^{ε−c₀−W}] with W = (a²/2 + Z)₊ and E e^{−W} = 2Φ(−a/2).
-
-    replace_one.  A group of two: (ε₁, δ₁) twice gives (2ε₁, δ₁(1 + e^{ε₁})).
-    """
-    if neighboring_relation == REPLACE_ONE:
-        half = epsilon / 2
-        return min(1.0, objective_delta(atom, half, "add_remove") * (1 + math.exp(half))) if half < 700 else 1.0
-    if atom.noise_std < 1e-150 * atom.norm_bound:
-        return 1.0
-    a = atom.norm_bound / atom.noise_std
-    shifted = epsilon - jacobian_constant(atom)
-    if shifted >= 0:
-        bound = math.exp(gaussian_log_delta(shifted, a))
-    else:
-        bound = 1 - 2 * math.exp(shifted) * float(special.ndtr(-a / 2))
-    if epsilon >= atom.norm_bound**2 / atom.lambda_sum:
-        bound = min(bound, math.exp(gaussian_log_delta(epsilon, a)))
-    return min(1.0, max(0.0, bound))
-
-
-def objective_epsilon(atom: ObjectivePerturbation, delta: float, neighboring_relation: str) -> float:
-    """Smallest ε that :func:`objective_delta` gives for δ: min(max(R²/λ, ε_H(δ)), c₀ + ε_H(δ)) under add_remove."""
-    if delta == 0:
-        return math.inf
-    if neighboring_relation == REPLACE_ONE:
-        return _objective_epsilon_of_two(atom, delta)
-    if atom.noise_std < 1e-150 * atom.norm_bound:
-        return math.inf
-    a = atom.norm_bound / atom.noise_std
-    plain = gaussian_epsilon_unchecked(delta, a)
-    free = max(atom.norm_bound**2 / atom.lambda_sum, plain)
-    priced = jacobian_constant(atom) + plain
-    if plain == 0:  # δ ≥ H(0): below c₀ the third form may give less
-        tail = 2 * float(special.ndtr(-a / 2))
-        priced = max(0.0, jacobian_constant(atom) + math.log((1 - delta) / tail)) if tail > 0 else priced
-    return min(free, priced)
-
-
-def _objective_epsilon_of_two(atom: ObjectivePerturbation, delta: float) -> float:
-    """Bisection that keeps an upper end which holds; δ₁(ε)(1 + e^ε) need not be monotone, every answer holds."""
-
-    def holds(half: float) -> bool:
-        return objective_delta(atom, 2 * half, REPLACE_ONE) <= delta
-
-    if holds(0.0):
-        return 0.0
-    high = 1e-3
-    while not holds(high):
-        high *= 2
-        if high > 690:
-            return math.inf
-    low = high / 2 if high > 1e-3 else 0.0
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return 2 * high
+def _guard(function, atoms: Atoms, relation: str, way: dict[Event, str]):  # type: ignore[no-untyped-def]
+    """``function(parts)``, with anything that floats cannot hold refused by name."""
+    parts = tuple((moments(atom, relation, way[atom]), count) for atom, count in atoms.items())
+    try:
+        with np.errstate(all="ignore"):
+            return function(parts)
+    except DpmlError:
+        raise
+    except (ArithmeticError, ValueError, MemoryError) as error:
+        names = sorted({event_name(atom) for atom in atoms})
+        raise UnsupportedEventError(
+            f"accountant 'exact' cannot bound a composition of {names} under {relation}: its values leave the range of "
+            "floats; use accountant='best'."
+        ) from error

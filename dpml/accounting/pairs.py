@@ -5,84 +5,102 @@ atoms at these points with the same total P-mass and the same total Q-mass.  Tha
 e^ε, of the true one between grid points; the true one is convex in e^ε, so the chord is an upper bound everywhere, and
 dominating pairs compose (Doroshenko et al. 2022, "Connect the dots", section 4; Zhu et al. 2022, Theorem 10).
 Rounding: the share of the upper atom is raised by a bound on the floating-point error of the masses.
+
+Lists of atoms and sampling are in ``pairs_discrete``, normal mixtures cut on the noise's axis in ``pairs_cells``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import special
 
 from dpml.accounting.events import (
     ADD_REMOVE,
+    GDP,
+    DiscreteGaussian,
+    DiscreteLaplace,
     EpsilonDelta,
     Event,
+    ExponentialMechanism,
     Gaussian,
+    Group,
     Laplace,
     PoissonSampled,
-    effective,
+    RandomizedResponse,
+    SampledWithoutReplacement,
+    UnequalGaussian,
     event_name,
 )
+from dpml.accounting.normal_form import effective
+from dpml.accounting.pairs_cells import group, unequal
+from dpml.accounting.pairs_discrete import (
+    Losses,
+    LossPmf,
+    discrete,
+    edges_of,
+    fixed_size,
+    is_discrete,
+    loss_ratio,
+    normal_cells,
+    on_grid,
+    public_coin,
+)
+from dpml.accounting.pairs_discrete import poisson as _subsample
+from dpml.accounting.pairs_scales import as_add_remove, scale, span
+from dpml.accounting.sampling_rules import check_sampling
 from dpml.errors import AccountingError, UnsupportedEventError
 
 MAX_CELLS = 2**19
+MAX_GROUP = 256
 _EPS = float(np.finfo(float).eps)
-
-
-@dataclass(frozen=True, eq=False)
-class LossPmf:
-    """P-masses of the losses ``step·(start + k)`` and the P-mass of an infinite loss."""
-
-    step: float
-    start: int
-    masses: np.ndarray
-    infinite: float
-
-    @property
-    def losses(self) -> np.ndarray:
-        return self.step * (self.start + np.arange(len(self.masses)))
+_SYMMETRIC = (
+    Gaussian,
+    Laplace,
+    EpsilonDelta,
+    DiscreteLaplace,
+    DiscreteGaussian,
+    RandomizedResponse,
+    ExponentialMechanism,
+)
 
 
 def supported(atom: Event, relation: str) -> None:
     """Raises UnsupportedEventError, naming the event, where no dominating pair is known."""
-    inner = atom.event if isinstance(atom, PoissonSampled) else atom
-    sampled = isinstance(atom, PoissonSampled)
-    if isinstance(inner, Gaussian) or (
-        isinstance(inner, Laplace | EpsilonDelta) and (not sampled or relation == ADD_REMOVE)
-    ):
-        return
-    raise UnsupportedEventError(
-        f"accountant 'pld' cannot bound event {event_name(atom)!r} under {relation}: no dominating pair is known for "
-        "it; use accountant='best'."
-    )
+    check_sampling("pld", atom, relation)
+    if isinstance(atom, PoissonSampled):
+        known = isinstance(atom.event, (*_SYMMETRIC, UnequalGaussian, GDP))
+    elif isinstance(atom, SampledWithoutReplacement):
+        known = isinstance(atom.event, _SYMMETRIC)
+    elif isinstance(atom, Group):
+        known = is_sampled_group(atom) and relation == ADD_REMOVE and atom.size <= MAX_GROUP
+    else:
+        known = isinstance(atom, (*_SYMMETRIC, UnequalGaussian))
+    if not known:
+        raise UnsupportedEventError(
+            f"accountant 'pld' cannot bound event {event_name(atom)!r} under {relation}: no dominating pair is known "
+            "for it; use accountant='best'."
+        )
+
+
+def is_sampled_group(atom: Event) -> bool:
+    """Whether ``atom`` is a group in a Poisson-sampled Gaussian."""
+    return isinstance(atom, Group) and isinstance(atom.event, PoissonSampled) and isinstance(atom.event.event, Gaussian)
 
 
 def is_symmetric(atom: Event, relation: str) -> bool:
-    """Whether both directions of the neighbouring pair have the same loss distribution."""
-    return not isinstance(atom, PoissonSampled) or relation != ADD_REMOVE
+    """Whether both directions of the neighbouring pair have the same loss distribution, :func:`swapped` apart."""
+    return not isinstance(atom, PoissonSampled | Group) or relation != ADD_REMOVE
 
 
-@lru_cache(maxsize=64)
-def scale(atom: Event, relation: str) -> float:
-    """A length of the one-step loss that the grid must resolve: its root mean square, the smaller of both sides."""
-    if isinstance(atom, PoissonSampled):
-        q, inner = atom.sampling_probability, atom.event
-        if not isinstance(inner, Gaussian):
-            return max(q * min(scale(inner, relation), 1.0), 1e-9)
-        sigma = inner.noise_multiplier
-        x = sigma * np.linspace(-8, 8 + 1 / sigma, 4001)
-        up = _loss_ratio(q, (2 * x - 1) / (2 * sigma**2))
-        loss = up if relation == ADD_REMOVE else up - _loss_ratio(q, (-2 * x - 1) / (2 * sigma**2))
-        weight = np.exp(-((x / sigma) ** 2) / 2)
-        return max(math.sqrt(float(np.sum(weight * loss**2) / np.sum(weight))), 1e-9)
-    if isinstance(atom, Gaussian):
-        return 1 / effective(atom.noise_multiplier, relation)
-    if isinstance(atom, Laplace):
-        return min(1 / effective(atom.noise_multiplier, relation), 1.0)
-    return max(min(atom.epsilon, 1.0), 1e-6)  # type: ignore[attr-defined]
+def swapped(atom: Event) -> Event:
+    """``atom`` with the two sides of an UnequalGaussian exchanged; other atoms as they are."""
+    if isinstance(atom, UnequalGaussian):
+        return UnequalGaussian(atom.shift, atom.other_noise_std, atom.noise_std)
+    if isinstance(atom, PoissonSampled) and isinstance(atom.event, UnequalGaussian):
+        return PoissonSampled(atom.sampling_probability, swapped(atom.event))
+    return atom
 
 
 @lru_cache(maxsize=48)
@@ -104,40 +122,53 @@ def discretise(atom: Event, relation: str, direction: str, step: float, width: f
 
 
 def _discretise(atom: Event, relation: str, direction: str, step: float, width: float) -> LossPmf:
-    if isinstance(atom, PoissonSampled) and not isinstance(atom.event, Gaussian):
-        inner = discretise(atom.event, relation, direction, step, width)
-        return _subsample(inner, atom.sampling_probability, direction)
-    if isinstance(atom, EpsilonDelta):
-        return _statement(atom, step)
+    if isinstance(atom, SampledWithoutReplacement):
+        return on_grid(fixed_size(_removed(atom, relation, step, width)), step)
+    if isinstance(atom, PoissonSampled) and isinstance(atom.event, Gaussian):
+        return _sampled_gaussian(atom, relation, direction, step, width)
+    if isinstance(atom, PoissonSampled):
+        q = atom.sampling_probability
+        if relation != ADD_REMOVE:
+            return on_grid(public_coin(_losses(atom.event, relation, step, width), q), step)
+        inner = _losses(atom.event, relation, _inner_step(atom.event, q, step, width), width)
+        return on_grid(_subsample(inner, q, direction), step)
+    if isinstance(atom, Group):
+        q, inner = atom.event.sampling_probability, atom.event.event  # type: ignore[attr-defined]
+        return on_grid(group(q, inner.noise_multiplier, atom.size, direction, step, width), step)
+    if isinstance(atom, Gaussian):
+        return _gaussian(effective(atom.noise_multiplier, relation), step, width)
+    if isinstance(atom, GDP):
+        return _gaussian(1 / atom.mu, step, width)
     if isinstance(atom, Laplace):
         return _laplace(effective(atom.noise_multiplier, relation), step)
-    if isinstance(atom, PoissonSampled):
-        return _sampled_gaussian(atom, relation, direction, step, width)
-    assert isinstance(atom, Gaussian)
-    return _gaussian(effective(atom.noise_multiplier, relation), step, width)
+    if isinstance(atom, ExponentialMechanism):
+        return _bounded_range(atom.epsilon, step)
+    return on_grid(_losses(atom, relation, step, width), step)
 
 
-def _loss_ratio(q: float, exponent: np.ndarray) -> np.ndarray:
-    """ln(1 − q + q·e^exponent)."""
-    small = np.log1p(q * np.expm1(np.minimum(exponent, 1.0)))
-    return np.where(exponent < 1, small, np.logaddexp(math.log1p(-q), math.log(q) + exponent))
+def _losses(atom: Event, relation: str, step: float, width: float) -> Losses | LossPmf:
+    """The losses of an unsampled release: exact atoms where it is discrete, else resolved to about ``step``."""
+    if is_discrete(atom):
+        return discrete(atom, relation, width)
+    if isinstance(atom, UnequalGaussian):
+        return unequal(atom.shift, atom.noise_std, atom.other_noise_std, step, width)
+    return discretise(atom, relation, "remove", step, width)
 
 
-def _edges(low: float, high: float, step: float) -> tuple[int, np.ndarray]:
-    start, end = math.floor(low / step) - 1, math.ceil(high / step) + 1
-    return start, step * np.arange(start, end + 1)
+def _inner_step(inner: Event, q: float, step: float, width: float) -> float:
+    """A coarser step for the unsampled loss: sampling shrinks loss differences by its slope at the top or more."""
+    top = span(inner, ADD_REMOVE, width) / 2
+    shrink = -math.log(q) - top + float(loss_ratio(q, np.array([top]))[0])  # −ln of the slope q·e^ℓ/(1 − q + q·e^ℓ)
+    finest = 2.0 ** math.floor(math.log2(scale(inner, ADD_REMOVE) / 64))
+    return max(step, min(step * 2.0 ** math.floor(shrink / math.log(2)), finest))
 
 
-def _cell(points: np.ndarray, mean: float, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Normal masses between consecutive points (ends at ±∞ allowed) and bounds on their rounding errors."""
-    z = (points - mean) / sigma
-    a, b = z[:-1], z[1:]
-    right = a > 0
-    lower = special.ndtr(np.where(right, -b, a))
-    upper = special.ndtr(np.where(right, -a, b))
-    # 16 ulp, and the error of z itself amplified by the density (d ln Φ ≈ |z| dz)
-    error = upper * _EPS * (16 + 4 * np.minimum(np.maximum(np.abs(a), np.abs(b)), 40.0) ** 2)
-    return upper - lower, error
+def _removed(atom: SampledWithoutReplacement, relation: str, step: float, width: float) -> Losses | LossPmf:
+    """((1−γ)Q + γP, Q) of the inner release's pair (P, Q)."""
+    q, inner = atom.sample_size / atom.source_size, atom.event
+    if isinstance(inner, Gaussian):
+        return _sampled_gaussian(as_add_remove(q, inner, relation), ADD_REMOVE, "remove", step, width)
+    return _subsample(_losses(inner, relation, _inner_step(inner, q, step, width), width), q, "remove")
 
 
 def _split(
@@ -157,8 +188,8 @@ def _split(
 
 
 def _mixture(points: np.ndarray, sigma: float, q: float, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    zero, zero_error = _cell(points, 0.0, sigma)
-    one, one_error = _cell(points, mean, sigma)
+    zero, zero_error = normal_cells(points, 0.0, sigma)
+    one, one_error = normal_cells(points, mean, sigma)
     return (1 - q) * zero + q * one, (1 - q) * zero_error + q * one_error
 
 
@@ -179,11 +210,11 @@ def _close(start: int, step: float, points: np.ndarray, masses, width_points: np
 def _gaussian(sigma: float, step: float, width: float) -> LossPmf:
     """N(1, σ²) against N(0, σ²): ℓ(x) = (2x − 1)/(2σ²)."""
     mu = 1 / sigma
-    start, edges = _edges(mu * mu / 2 - width * mu, mu * mu / 2 + width * mu, step)
+    start, edges = edges_of(mu * mu / 2 - width * mu, mu * mu / 2 + width * mu, step)
     points = sigma * sigma * edges + 0.5
 
     def masses(x: np.ndarray) -> tuple[np.ndarray, ...]:
-        return (*_cell(x, 1.0, sigma), *_cell(x, 0.0, sigma))
+        return (*normal_cells(x, 1.0, sigma), *normal_cells(x, 0.0, sigma))
 
     return _close(start, step, points, masses, points)
 
@@ -193,29 +224,29 @@ def _sampled_gaussian(atom: PoissonSampled, relation: str, direction: str, step:
     q, sigma = atom.sampling_probability, atom.event.noise_multiplier  # type: ignore[attr-defined]
     low_x, high_x = -width * sigma, width * sigma + 1
     ends = np.array([low_x, high_x])
-    up = _loss_ratio(q, (2 * ends - 1) / (2 * sigma**2))
+    up = loss_ratio(q, (2 * ends - 1) / (2 * sigma**2))
     if relation != ADD_REMOVE:
-        top = float(up[1] - _loss_ratio(q, (-2 * ends[1:] - 1) / (2 * sigma**2))[0])
-        start, edges = _edges(-top, top, step)
+        top = float(up[1] - loss_ratio(q, (-2 * ends[1:] - 1) / (2 * sigma**2))[0])
+        start, edges = edges_of(-top, top, step)
         points = _inverse_replace(edges, q, sigma)
 
         def masses(x: np.ndarray) -> tuple[np.ndarray, ...]:
             return (*_mixture(x, sigma, q, 1.0), *_mixture(x, sigma, q, -1.0))
 
     elif direction == "remove":
-        start, edges = _edges(max(float(up[0]), math.log1p(-q)), float(up[1]), step)
+        start, edges = edges_of(max(float(up[0]), math.log1p(-q)), float(up[1]), step)
         points = _inverse_remove(edges, q, sigma)
 
         def masses(x: np.ndarray) -> tuple[np.ndarray, ...]:
-            return (*_mixture(x, sigma, q, 1.0), *_cell(x, 0.0, sigma))
+            return (*_mixture(x, sigma, q, 1.0), *normal_cells(x, 0.0, sigma))
 
     else:
         # loss −ℓ: mirror x so that it increases; P = N(0), Q = (1−q)N(0) + qN(−1) in y = −x
-        start, edges = _edges(-float(up[1]), -max(float(up[0]), math.log1p(-q)), step)
+        start, edges = edges_of(-float(up[1]), -max(float(up[0]), math.log1p(-q)), step)
         points = -_inverse_remove(-edges, q, sigma)
 
         def masses(x: np.ndarray) -> tuple[np.ndarray, ...]:
-            return (*_cell(x, 0.0, sigma), *_mixture(x, sigma, q, -1.0))
+            return (*normal_cells(x, 0.0, sigma), *_mixture(x, sigma, q, -1.0))
 
     return _close(start, step, points, masses, points)
 
@@ -247,7 +278,7 @@ def _inverse_replace(losses: np.ndarray, q: float, sigma: float) -> np.ndarray:
 def _laplace(b: float, step: float) -> LossPmf:
     """Laplace(0, b) against Laplace(1, b): atoms of P-mass 1/2, e^{−1/b}/2 at ±1/b, density e^{(ℓ−1/b)/2}/4."""
     top = 1 / b
-    start, edges = _edges(-top, top, step)
+    start, edges = edges_of(-top, top, step)
     cut = np.clip(edges, -top, top)
     low, high = cut[:-1], cut[1:]
     width = high - low
@@ -259,6 +290,21 @@ def _laplace(b: float, step: float) -> LossPmf:
     return pmf
 
 
+def _bounded_range(top: float, step: float) -> LossPmf:
+    """The η-bounded-range pair of largest profile δ(ε) = (1 − e^{(ε−η)/2})²/(1 − e^{−η}), |ε| ≤ η.
+
+    Every η-bounded-range pair is a mixture of pairs with the two losses t and t − η, 0 ≤ t ≤ η, whose δ(ε) is
+    (1 − e^{t−η})(1 − e^{ε−t})/(1 − e^{−η}); t = (ε + η)/2 is the worst (Dong, Durfee & Rogers 2020, section 3).  That
+    profile is convex in e^ε and belongs to the symmetric loss with P-density e^{(ℓ−η)/2}/(2(1 − e^{−η})).
+    """
+    start, edges = edges_of(-top, top, step)
+    cut = np.clip(edges, -top, top)
+    low, high = cut[:-1], cut[1:]
+    part = np.expm1(-(high - low) / 2) / math.expm1(-top)
+    p, q = np.exp((high - top) / 2) * part, np.exp(-(low + top) / 2) * part
+    return _split(step, start, p, q, 32 * _EPS * p, 32 * _EPS * q, 0.0)
+
+
 def _add_atom(pmf: LossPmf, loss: float, mass: float) -> None:
     """One atom, split between its two grid neighbours (mass and Q-mass kept, rounding up)."""
     position = loss / pmf.step - pmf.start
@@ -267,45 +313,3 @@ def _add_atom(pmf: LossPmf, loss: float, mass: float) -> None:
     share = min(1.0, max(0.0, math.expm1(-offset) / math.expm1(-pmf.step) * (1 + 1e-9) + 1e-12))
     pmf.masses[index + 1] += mass * share
     pmf.masses[index] += mass * (1 - share)
-
-
-def _statement(atom: EpsilonDelta, step: float) -> LossPmf:
-    """The worst (ε, δ) pair: infinite loss with probability δ, else randomized response (Kairouz et al. 2015)."""
-    start, edges = _edges(-atom.epsilon, atom.epsilon, step)
-    pmf = LossPmf(step, start, np.zeros(len(edges)), atom.delta)
-    high = 1 / (1 + math.exp(-atom.epsilon))
-    _add_atom(pmf, atom.epsilon, (1 - atom.delta) * high)
-    _add_atom(pmf, -atom.epsilon, (1 - atom.delta) * (1 - high))
-    return pmf
-
-
-def _subsample(inner: LossPmf, q: float, direction: str) -> LossPmf:
-    """Poisson sampling of a dominating pair under add_remove (Zhu et al. 2022, Theorem 11).
-
-    remove: ((1−q)Q + qP) against Q, loss ln(1−q+q·e^ℓ);  add: P against (1−q)P + qQ, loss −ln(1−q+q·e^{−ℓ}).
-    """
-    losses, p = inner.losses, inner.masses
-    if direction == "remove":
-        new = _loss_ratio(q, losses)
-        mass = p * (q + (1 - q) * np.exp(-np.maximum(losses, -700.0)))
-        infinite = q * inner.infinite
-        # Q-mass without P-mass keeps (1−q)Q at loss ln(1−q); without infinite losses there is only the mass that
-        # rounding lost, which is put higher, at the smallest loss, so that it does not widen the grid
-        missing = max(0.0, 1 - math.fsum(p * np.exp(-np.maximum(losses, -700.0))))
-        point = math.log1p(-q) if inner.infinite > 0 else float(new.min())
-        new, mass = np.append(new, point), np.append(mass, (1 - q) * missing)
-    else:
-        new, mass = -_loss_ratio(q, -losses), p
-        # a P-point with no Q-mass keeps (1−q)P: its loss is −ln(1−q)
-        new, mass = np.append(new, -math.log1p(-q)), np.append(mass, inner.infinite)
-        infinite = 0.0
-    keep = mass > 0
-    new, mass = new[keep], mass[keep]
-    start, edges = _edges(float(new.min(initial=0.0)), float(new.max(initial=0.0)), inner.step)
-    masses = np.zeros(len(edges))
-    index = np.clip(np.floor(new / inner.step).astype(int) - start, 0, len(edges) - 2)
-    offset = new - inner.step * (start + index)
-    share = np.clip(np.expm1(-offset) / math.expm1(-inner.step) * (1 + 1e-9) + 1e-12, 0.0, 1.0)
-    np.add.at(masses, index + 1, mass * share)
-    np.add.at(masses, index, mass * (1 - share))
-    return LossPmf(inner.step, start, masses, infinite)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from dpml.accounting import api, zcdp
-from dpml.accounting.events import ADD_REMOVE, Event, PoissonSampled, check_count, check_number, check_relation, flatten
+from dpml.accounting import api, composition, exact, zcdp
+from dpml.accounting.events import ADD_REMOVE, Event, PoissonSampled, check_count, check_number, check_relation
+from dpml.accounting.normal_form import flatten
 from dpml.errors import UnsupportedEventError, invalid
 from dpml.results import Trajectory
 
@@ -33,10 +34,7 @@ def trajectory(
     series: dict[str, tuple[float, ...] | None] = {}
     for name in ("best", "rdp", "zcdp"):
         try:
-            values = [
-                api.epsilon(event, delta, accountant=name, neighboring_relation=neighboring_relation)
-                for event in events
-            ]
+            values = _series(events, delta, name, neighboring_relation)
         except UnsupportedEventError as error:
             series[name], notes[name] = None, str(error)
             continue
@@ -46,3 +44,18 @@ def trajectory(
     if series["zcdp"] is not None and any(isinstance(atom, PoissonSampled) for atom in flatten(events[-1])):
         notes["zcdp"] = zcdp.SAMPLING_NOTE
     return Trajectory(delta, tuple(counts), series["best"], series["rdp"], series["zcdp"], notes)
+
+
+def _series(events: list[Event], delta: float, name: str, relation: str) -> list[float]:
+    """ε of each event; the exact accountant shares its work between neighbours."""
+    if name == "best" and delta > 0:
+        try:
+            shared = exact.epsilons(events, delta, relation)
+        except UnsupportedEventError:
+            shared = None
+        if shared is not None:
+            return [
+                min(float(value), composition.pure_epsilon(event, relation))
+                for value, event in zip(shared, events, strict=True)
+            ]
+    return [api.epsilon(event, delta, accountant=name, neighboring_relation=relation) for event in events]

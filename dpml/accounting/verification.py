@@ -10,20 +10,23 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dpml.accounting import api
+from dpml.accounting import api, exact
 from dpml.accounting.events import (
+    ADD_REMOVE,
+    Event,
     Gaussian,
     Laplace,
     PoissonSampled,
     check_number,
     check_relation,
-    flatten,
     from_json,
 )
 from dpml.accounting.ledger import LedgerRecord, canonical, read_ledger, strict_json
+from dpml.accounting.normal_form import effective, flatten
 from dpml.errors import ConfigError, DpmlError, LedgerError
 from dpml.results import number, to_jsonable
 
@@ -31,6 +34,12 @@ TOLERANCE = 1e-9
 _PROMISED = ("delta", "neighboring_relation", "accountant", "unit", "assumptions")
 _PLANNED = ("method", "model", "steps", "noise_multiplier", "data")
 _FOREIGN_STEPS, _FOREIGN_NOISE = 10**6, (0.05, 1e4)  # where dp-accounting answers in seconds
+_FOREIGN_GRID = 1e-4  # its default grid of privacy losses
+_FOREIGN = "dp_accounting_pld"
+_OWN = ("exact", "pld", "rdp")  # a contour integral, Fourier transforms on a grid, Rényi moments
+_TIGHT = ("exact", "pld", _FOREIGN)
+TIGHT_TOLERANCE = 2e-3
+"""Relative disagreement of two tight accountants that is put down to their grids."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,9 @@ class Verification:
         ok: whether everything holds.
         problems: one sentence each; ledger lines are named by number, counted from 1.
         epsilon_reported, epsilon_recomputed: from ``result.json`` and from the ledger; None where unreadable.
-        second_opinion: ε by other accountants, name → ε (or why there is none).
+        second_opinion: ε by the accountants that did not prove ``epsilon_recomputed``, name → ε (or why there is none).
         lines: number of ledger lines that were read.
+        accountant: which accountant proved ``epsilon_recomputed``; never ``"best"``, but the one behind it.
     """
 
     ok: bool
@@ -51,6 +61,7 @@ class Verification:
     epsilon_recomputed: float | None
     second_opinion: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
+    accountant: str | None = None
 
 
 def file_digest(path: Path | str) -> str:
@@ -70,7 +81,9 @@ def verify(run_folder: Path | str, *, allow_test_noise: bool = False) -> Verific
 
     Checked are the chain with head and count, that the charges are the planned event, that ``result.json`` says what
     the plan and the closing line say, the hashes of the released files where the closing line has them, the promise,
-    and ε recomputed from the charges to 1e-9 relative.
+    and ε recomputed from the charges to 1e-9 relative, against which the other accountants must not speak: no upper
+    bound may lie below a certified lower bound, nor below an accountant that is tight for these events by more than
+    that one's tolerance (:func:`tolerance`).
 
     Args:
         run_folder: the run.
@@ -97,6 +110,7 @@ def _verify(run_folder: Path, allow_test_noise: bool) -> Verification:
         record = None
     reported = recomputed = None
     opinion: dict[str, Any] = {}
+    used: str | None = None
     if result is not None:
         reported = _number(result, "epsilon", problems)
     if record is not None and record.closed is None:
@@ -108,7 +122,7 @@ def _verify(run_folder: Path, allow_test_noise: bool) -> Verification:
         _check_plan(result, record, problems)
         if record.closed is not None:
             _check_outcome(result, record, problems)
-        recomputed, opinion = _recompute(result, record, reported, problems)
+        recomputed, used, opinion = _recompute(result, record, reported, problems)
     if record is not None:
         _check_charges(record, problems)
         if record.closed is not None:
@@ -116,7 +130,7 @@ def _verify(run_folder: Path, allow_test_noise: bool) -> Verification:
         if not allow_test_noise:
             _check_secrecy(record, problems)
     lines = record.count if record is not None else 0
-    return Verification(not problems, tuple(problems), reported, recomputed, opinion, lines)
+    return Verification(not problems, tuple(problems), reported, recomputed, opinion, lines, used)
 
 
 def _read_result(path: Path, problems: list[str]) -> dict[str, Any] | None:
@@ -257,23 +271,30 @@ def _same(a: Any, b: Any) -> bool:
 
 def _recompute(
     result: dict[str, Any], record: LedgerRecord, reported: float | None, problems: list[str]
-) -> tuple[float | None, dict[str, Any]]:
+) -> tuple[float | None, str | None, dict[str, Any]]:
+    """ε of the charges by the accountant that the result names, who proved it, and what the others say."""
     relation, accountant = str(result.get("neighboring_relation")), str(result.get("accountant"))
     if accountant not in api.ACCOUNTANTS:
         if record.charges or reported != math.inf:
             problems.append(f"result.json names the unknown accountant {accountant!r}.")
-        return None, {}
+        return None, None, {}
     try:
         delta = check_number("delta", _real(result.get("delta")), 0.0, 1.0, below=True)
         check_relation(relation)
-        recomputed = api.epsilon(record.event, delta, accountant=accountant, neighboring_relation=relation)
+        if accountant == "best":
+            recomputed, used = api.best(record.event, delta, neighboring_relation=relation)
+        else:
+            used = accountant
+            recomputed = api.epsilon(record.event, delta, accountant=accountant, neighboring_relation=relation)
     except (DpmlError, TypeError, ValueError) as error:
         problems.append(f"epsilon cannot be recomputed from the ledger: {error}")
-        return None, {}
+        return None, None, {}
     if reported is not None:
         _compare(result, record, reported, recomputed, problems)
-    opinion = _second_opinion(record, delta, relation)
-    return recomputed, opinion
+    opinion = _second_opinion(record.event, delta, relation, used)
+    values = {name: value for name, value in opinion.items() if isinstance(value, float)}
+    problems.extend(contradictions({used: recomputed, **values}, record.event, delta, relation))
+    return recomputed, used, opinion
 
 
 def _compare(
@@ -300,29 +321,98 @@ def _compare(
             )
 
 
-def _second_opinion(record: LedgerRecord, delta: float, relation: str) -> dict[str, Any]:
-    """ε by the other accountants of this library, and by dp-accounting where it has the event."""
+def _second_opinion(event: Event, delta: float, relation: str, used: str) -> dict[str, Any]:
+    """ε by the accountants of this library other than ``used``, and by dp-accounting where it has the event."""
     out: dict[str, Any] = {}
-    for name in ("pld", "rdp"):
+    for name in _OWN:
+        if name == used:
+            continue
         try:
-            out[name] = api.epsilon(record.event, delta, accountant=name, neighboring_relation=relation)
+            out[name] = api.epsilon(event, delta, accountant=name, neighboring_relation=relation)
         except DpmlError as error:
             out[name] = str(error)
-    if relation == "add_remove" and delta > 0:
-        value = _dp_accounting(record, delta)
+    if delta > 0:
+        value = _dp_accounting(event, delta, relation)
         if value is not None:
-            out["dp_accounting_pld"] = value
+            out[_FOREIGN] = value
     return out
 
 
-def _dp_accounting(record: LedgerRecord, delta: float) -> float | None:
-    """ε by dp-accounting's PLD with its default grid; None for events it lacks.  Independent code, no allowance."""
-    parts = flatten(record.event)
-    plain = [atom.event if isinstance(atom, PoissonSampled) else atom for atom in parts]
-    low, high = _FOREIGN_NOISE
+def tolerance(name: str, epsilon: float, event: Event, delta: float) -> float:
+    """By how much the tight accountant ``name`` may lie above the true ε (absolute).
+
+    0.2 % for the grids of this library.  dp-accounting's grid has a fixed step h = 1e-4, which adds a variance of at
+    most h²/4 to each of T losses, and so about √(2·ln(1/δ))·h·√T/2 to ε.
+    """
+    out = TIGHT_TOLERANCE * epsilon
+    if name == _FOREIGN:
+        steps = sum(flatten(event).values())
+        out += math.sqrt(-2 * math.log(delta) * steps) * _FOREIGN_GRID / 2 + _FOREIGN_GRID
+    return out
+
+
+def contradictions(values: Mapping[str, float], event: Event, delta: float, relation: str) -> list[str]:
+    """One sentence for each pair of upper bounds on ε(δ) of which one must be wrong.
+
+    Every value is an upper bound, so a larger one alone proves nothing; but the tight accountants claim to be no more
+    than :func:`tolerance` above the truth, for events that they take as they are (Gaussian, Laplace, Poisson samples of
+    them), and nothing may lie below a certified lower bound.
+    """
+    out = []
+    lower = _lower_bound(event, delta, relation)
+    for name, value in values.items():
+        if value < lower * (1 - TOLERANCE):
+            out.append(f"accountant {name!r} says epsilon = {value!r}, below the certified lower bound {lower!r}.")
+    if not all(isinstance(_released(atom), Gaussian | Laplace) for atom in flatten(event)):
+        return out
+    for name, value in values.items():
+        for other, tight in values.items():
+            if other == name or other not in _TIGHT or not math.isfinite(tight) or delta == 0:
+                continue
+            if value < tight - tolerance(other, tight, event, delta):
+                out.append(
+                    f"accountants {name!r} and {other!r} contradict each other: epsilon <= {value!r} against "
+                    f"{tight!r}, which is tight to {tolerance(other, tight, event, delta):.2g}. One of both is wrong; "
+                    "please report it."
+                )
+    return out
+
+
+def _lower_bound(event: Event, delta: float, relation: str) -> float:
+    """A certified lower bound on ε: the exact accountant's on the whole event, else ``api.interval``'s on its parts."""
+    if delta == 0:
+        return 0.0
+    try:
+        return exact.interval(event, delta, relation)[0]
+    except DpmlError:
+        pass
+    try:
+        return api.interval(event, delta, neighboring_relation=relation).low
+    except DpmlError:
+        return 0.0
+
+
+def _released(atom: Event) -> Event:
+    return atom.event if isinstance(atom, PoissonSampled) else atom
+
+
+@lru_cache(maxsize=64)
+def _dp_accounting(event: Event, delta: float, relation: str) -> float | None:
+    """ε by dp-accounting's PLD with its default grid; None for events it lacks.  Independent code, no allowance.
+
+    Its pairs are those of add_remove; what is not sampled is the same pair at half the noise under replace_one.
+    """
+    parts = flatten(event)
+    plain = [_released(atom) for atom in parts]
     if not parts or sum(parts.values()) > _FOREIGN_STEPS:
         return None
-    if not all(isinstance(atom, Gaussian | Laplace) and low <= atom.noise_multiplier <= high for atom in plain):
+    if relation != ADD_REMOVE and any(isinstance(atom, PoissonSampled) for atom in parts):
+        return None
+    low, high = _FOREIGN_NOISE
+    if not all(
+        isinstance(atom, Gaussian | Laplace) and low <= effective(atom.noise_multiplier, relation) <= high
+        for atom in plain
+    ):
         return None
     try:
         import dp_accounting
@@ -332,7 +422,7 @@ def _dp_accounting(record: LedgerRecord, delta: float) -> float | None:
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for (atom, count), inner in zip(parts.items(), plain, strict=True):
         kind = dp_accounting.GaussianDpEvent if isinstance(inner, Gaussian) else dp_accounting.LaplaceDpEvent
-        other = kind(inner.noise_multiplier)  # type: ignore[attr-defined]
+        other = kind(effective(inner.noise_multiplier, relation))  # type: ignore[attr-defined]
         if isinstance(atom, PoissonSampled):
             other = dp_accounting.PoissonSampledDpEvent(atom.sampling_probability, other)
         if not accountant.supports(other):

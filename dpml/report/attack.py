@@ -15,7 +15,7 @@ class AttackBounds:
     """Upper bounds on what any attacker reaches against an (ε, δ)-private release.
 
     Attributes:
-        posterior: belief after the release, from ``prior``, outside an event of probability at most δ.
+        posterior: belief after the release, from ``prior``, but for a leak of probability at most δ.
         advantage: largest possible true-positive rate minus false-positive rate of a test.
         accuracy: largest share of right answers when both cases are equally likely.
         true_positive_rate: largest true-positive rate of a test whose false-positive rate is ``false_positive_rate``.
@@ -54,7 +54,8 @@ def posterior_bound(epsilon: float, prior: float = 0.5) -> float:
     Bayes' rule with a likelihood ratio of at most e^ε.  For δ > 0: every (ε, δ)-private pair can be simulated from a
     signal that says everything with probability δ and otherwise has likelihood ratio e^±ε (Kairouz, Oh and
     Viswanath, "The composition theorem for differential privacy", 2015: any (ε, δ)-DP mechanism is a
-    post-processing of that randomised response), so the bound holds outside an event of probability at most δ.
+    post-processing of that randomised response), so the bound holds when that signal leaks nothing.
+    It is not a bound on the belief given the released output itself: acc.attack_metrics has one.
     """
     if prior in (0.0, 1.0):
         return prior

@@ -56,7 +56,7 @@ def quotable_sentence(result: Mapping[str, Any]) -> str:
         doubt = f"that one particular {unit} in the training data has one of two given contents rather than the other"
     else:
         doubt = f"that one particular {unit} was among the training data"
-    except_for = f" (outside an event of probability at most {formats.upper(delta)})" if delta > 0 else ""
+    except_for = f" (but for a leak of probability at most {formats.upper(delta)})" if delta > 0 else ""
     posterior = formats.percent_upper(attack_bounds(epsilon, delta).posterior)
     return (
         f"Somebody who sees this model, whatever else they know, and who at first gives a chance of 50\u00a0% {doubt}, "

@@ -8,13 +8,18 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import dpml
 from dpml import accounting as acc
 from dpml import verify as verify_cli
+from dpml.accounting import api, verification
 from dpml.accounting.ledger import canonical, seal
 from dpml.errors import BudgetExceededError, ConfigError, LedgerError
 from dpml.results import dumps
@@ -89,9 +94,75 @@ def test_an_untouched_run_verifies(tmp_path, accountant, relation):
 
 
 def test_the_second_opinion_is_independent_and_near(tmp_path):
-    write_run(tmp_path)
-    found = acc.verify(tmp_path)
-    assert found.second_opinion["dp_accounting_pld"] == pytest.approx(found.epsilon_reported, rel=0.01)
+    """Who proved the reported ε is named, and is not among the second opinions."""
+    for accountant in ("best", "pld", "rdp"):
+        write_run(tmp_path / accountant, accountant=accountant)
+        found = acc.verify(tmp_path / accountant)
+        assert found.accountant in ("exact", "pld", "rdp")
+        assert accountant in ("best", found.accountant)
+        assert found.accountant not in found.second_opinion
+        best = acc.epsilon(EVENT, DELTA)
+        assert found.second_opinion["dp_accounting_pld"] == pytest.approx(best, rel=0.01)
+        if accountant != "pld":
+            assert found.second_opinion["pld"] == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("event", "relation"),
+    [
+        (EVENT, "add_remove"),
+        (EVENT, "replace_one"),
+        (acc.Gaussian(1000.0), "add_remove"),
+        (acc.SelfComposed(acc.Laplace(30.0), 50), "replace_one"),
+        (acc.SelfComposed(acc.PoissonSampled(0.01, acc.Gaussian(50.0)), 10_000), "add_remove"),
+        (acc.SelfComposed(acc.Gaussian(2.0), 3), "replace_one"),
+        (acc.Composed((acc.Pure(0.5), acc.Gaussian(3.0))), "add_remove"),
+        (acc.ObjectivePerturbation(50.0, 10.0, 1.0), "add_remove"),
+    ],
+)
+@pytest.mark.parametrize("delta", [1e-5, 1e-9])
+def test_right_accountants_do_not_contradict_each_other(event, relation, delta):
+    value, used = acc.best(event, delta, neighboring_relation=relation)
+    opinions = verification._second_opinion(event, delta, relation, used)
+    values = {used: value, **{name: item for name, item in opinions.items() if isinstance(item, float)}}
+    assert verification.contradictions(values, event, delta, relation) == []
+
+
+def test_two_accountants_that_contradict_each_other_are_a_problem():
+    """A tight value is 1.0: an upper bound below it less its tolerance is wrong, one above proves nothing."""
+    step = acc.Gaussian(acc.gaussian_noise_multiplier(1.0, DELTA))
+
+    def found(**values):
+        return verification.contradictions(values, step, DELTA, "add_remove")
+
+    assert found(exact=1.0, pld=1.0019, rdp=1.3) == []
+    assert found(exact=1.0, dp_accounting_pld=1.0022) == []
+    (text,) = found(exact=1.0, pld=1.0021)
+    assert "'exact' and 'pld' contradict" in text
+    (text,) = found(exact=1.0, dp_accounting_pld=1.003)
+    assert "'exact' and 'dp_accounting_pld' contradict" in text
+    assert len(found(exact=1.0, rdp=0.9)) == 2  # below the certified bound, and below the tight value
+    (text,) = found(exact=0.9999)
+    assert "below the certified lower bound" in text
+
+
+@pytest.mark.parametrize("share", [0.5, 0.99])
+@pytest.mark.parametrize("accountant", ["pld", "exact"])
+def test_an_accountant_that_is_too_low_does_not_verify(tmp_path, monkeypatch, accountant, share):
+    """The planted bug: the run was planned, reported and recomputed with an accountant that says too little."""
+    module = api._MODULES[accountant]
+    right = module.epsilon
+    monkeypatch.setattr(module, "epsilon", lambda *arguments: share * right(*arguments))
+    write_run(tmp_path, accountant=accountant)
+    problems = acc.verify(tmp_path).problems
+    assert any("below the certified lower bound" in problem for problem in problems)
+    assert any("contradict each other" in problem for problem in problems)
+
+
+def test_a_tight_accountant_without_a_proof_of_tightness_is_only_an_upper_bound():
+    """Bounded-range selection: pld may use a coarser pair than the Rényi bound does, which contradicts nothing."""
+    event = acc.SelfComposed(acc.ExponentialMechanism(0.1), 10)
+    assert verification.contradictions({"rdp": 0.9, "pld": 1.5}, event, DELTA, "add_remove") == []
 
 
 TAMPERS = {
@@ -200,6 +271,34 @@ def test_verify_command_prints_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["ok"] is True
     assert verify_cli.main([str(tmp_path)]) == 0
     assert "OK: 5 ledger lines hold" in capsys.readouterr().out
+
+
+def test_verify_command_shows_both_accountants(tmp_path, capsys):
+    write_run(tmp_path)
+    assert verify_cli.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"  (exact|pld): 0\.\d+ \(recomputed from the charges\)", lines[1])
+    assert any(re.fullmatch(r"  dp_accounting_pld: 0\.\d+ \(second opinion\)", line) for line in lines[2:])
+    change_result(tmp_path / "release", epsilon=0.1)
+    assert verify_cli.main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("PROBLEM: ")
+    assert "recomputed from the charges" in out
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path, good):
+    """``python -m dpml.verify RUN | head``: the pipe is closed before the first line; the exit status still tells."""
+    release = write_run(tmp_path)
+    if not good:
+        change_result(release, epsilon=0.1)
+    command = [sys.executable, "-m", "dpml.verify", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(dpml.__file__).parents[1])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process.stdout.close()
+    message = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=60), message) == (0 if good else 1, "")
 
 
 def test_a_torn_last_line_is_cut_off_on_resume_and_nothing_else(tmp_path):

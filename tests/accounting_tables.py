@@ -9,7 +9,7 @@ from typing import Any
 
 from dpml import accounting as acc
 
-FOLDER = Path(__file__).resolve().parents[1] / "reference"
+FOLDER = Path(__file__).resolve().parent / "reference"
 
 
 def rows(table: str, *quantities: str) -> list[dict[str, Any]]:
