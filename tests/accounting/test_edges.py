@@ -229,7 +229,7 @@ OBJECTIVE = acc.ObjectivePerturbation(3.75, 1.2, 1.0)
         (acc.EpsilonDelta(1.0, 1e-6), "rdp", "epsilon_delta"),
         (acc.PoissonSampled(0.1, acc.Laplace(1.0)), "exact", "poisson_sampled"),
         (STEP, "gdp", "poisson_sampled"),
-        (STEP, "optimal", "poisson_sampled"),
+        (STEP, "optimal", "gaussian"),
         (acc.SampledWithoutReplacement(5, 50, acc.Gaussian(1.0)), "best", "replace_one"),
         (acc.PoissonSampled(0.1, acc.Composed((acc.Laplace(1.0), acc.Gaussian(1.0)))), "pld", "composed"),
     ],
