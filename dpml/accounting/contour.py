@@ -265,9 +265,13 @@ def build(parts: tuple[Parts, ...], found: Plan) -> Lines:
     for position, (part, _) in enumerate(parts[0]):
         ratios, slack = _values(part, c, h, last, exponent)
         counts = np.array([[float(other[position][1])] for other in parts])
+        # |φ_h^T − φ^T| ≤ (|φ_h| + slack)^T − |φ_h|^T, relative to |φ_h|^T.  A modulus below the slack is raised to it:
+        # then |φ| ≤ 2·slack, and (4·slack)^T covers the difference.
+        slack = np.maximum(slack, 1e-300)
+        lost = ratios.real < np.log(slack)
+        ratios = np.where(lost, np.log(slack), ratios.real) + 1j * ratios.imag
+        size = np.where(lost, 3.0, slack * np.exp(-ratios.real))
         log_terms += counts * ratios
-        # |φ_h^T − φ^T| ≤ T·slack·(|φ| + slack)^{T−1}: relative to |φ|^T
-        size = np.minimum(slack * np.exp(np.minimum(-ratios.real, 700.0)), 1e6)
         errors += np.expm1(np.minimum(counts * np.log1p(size), 600.0))
     errors += 8 * _UNIT * np.abs(log_terms)
     log_terms -= np.log(z) + np.log1p(z)

@@ -299,7 +299,9 @@ class ObjectiveMoments:
         a, z = self.a, c + 1j * t
         base = self.log_moment(c)[0] - c * self.constant
         zero = math.exp(float(special.log_ndtr(-a / 2)) - base)
-        rest = np.exp(z * (z + 1) * a * a / 2 + special.log_ndtr(a / 2 + z * a) - base)
+        # Φ(w) = 1 − ½e^{−w²/2} erfcx(w/√2) with w²/2 = z(z+1)a²/2 + a²/8: no exponents of size t²a² that cancel
+        scaled = special.wofz(1j * a * (z + 0.5) / math.sqrt(2))
+        rest = np.exp(z * (z + 1) * a * a / 2 - base) - 0.5 * math.exp(-a * a / 8 - base) * scaled
         return 1j * t * self.constant + np.log(zero + rest), 1e-13 * (1 + np.minimum(t * (self.constant + a), 1e6))
 
     def log_decay(self, c: float, t: np.ndarray, *, fine: bool = False) -> np.ndarray:

@@ -167,6 +167,22 @@ def test_moments_in_closed_form(name, c, t):
     assert slack[0] < 1e-10
 
 
+def test_moments_of_the_objective_far_out_on_the_line():
+    """At t = 1e4 the two parts of M are e^{±800000} times what is left of them."""
+    a, constant, c, t = 0.4, 0.2, 3.0, 1e4
+    with mp.workdps(40):
+
+        def moment(z):
+            w = mp.mpf(a) * (z + mp.mpf(1) / 2)
+            phi = mp.erfc(-w / mp.sqrt(2)) / 2
+            atom = mp.erfc(mp.mpf(a) / 2 / mp.sqrt(2)) / 2
+            return mp.exp(z * mp.mpf(constant)) * (atom + mp.exp(z * (z + 1) * mp.mpf(a) ** 2 / 2) * phi)
+
+        ratio = moment(mp.mpc(c, t)) / moment(mp.mpf(c))
+    got, slack = ObjectiveMoments(a, constant).log_ratio(c, np.array([t]), 40.0)
+    assert abs(complex(np.exp(got[0])) - complex(ratio)) <= slack[0] < 1e-8
+
+
 @pytest.mark.parametrize("pair", [*SAMPLED, *(pair for pair, _ in CLOSED.values())], ids=str)
 @pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("c", [0.5, 4.0])
