@@ -105,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(text: str) -> None:
-    """Text on standard output; a reader that stops early (``head``) is no error."""
+    """Text on standard output; a reader that stops early (``head``), or none, is no error."""
+    if sys.stdout is None:
+        return
     try:
         try:
             print(text)
@@ -610,6 +612,9 @@ def _group(options: argparse.Namespace) -> Answer:
         size = calibration.calibrate_group_size(event, epsilon=options.epsilon, delta=options.delta, **judge)
         reached = calibration.epsilon_of_group(event, size, options.delta, **judge) if size else 0.0
         head = f"groups of {size:,} records: the largest within ε = {general(options.epsilon)}, rounded down"
+        if size == calibration.LARGEST_GROUP:
+            within = f"within ε = {general(options.epsilon)}"
+            head = f"groups of {size:,} records and more are {within}: no larger ones were tried"
         if not size:
             head = f"not even one record is protected at ε = {general(options.epsilon)}"
     else:

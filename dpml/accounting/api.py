@@ -25,6 +25,7 @@ _MODULES: dict[str, ModuleType] = {
     "basic": composition,
 }
 ACCOUNTANTS = ("best", *_MODULES)
+_SMALLEST = 5e-324
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ def delta(event: Event, epsilon: float, *, accountant: str = "best", neighboring
         value = _or_group(event, composition.best_delta, "group_delta", epsilon, neighboring_relation)[0]
     else:
         value = float(_MODULES[accountant].delta(event, epsilon, neighboring_relation))
-    if value > 0 and composition.pure_epsilon(event, neighboring_relation) <= epsilon:
+    if composition.pure_epsilon(event, neighboring_relation) <= epsilon:
         return 0.0
-    return min(1.0, max(0.0, value))
+    return min(1.0, max(_SMALLEST, value))  # δ = 0 is pure; anything else that small is rounded up
 
 
 def interval(event: Event, delta: float, *, neighboring_relation: str = ADD_REMOVE) -> Interval:

@@ -33,7 +33,7 @@ from dpml.accounting.events import (
     check_relation,
 )
 from dpml.accounting.normal_form import effective, normal_form
-from dpml.errors import AccountingError, ConfigError, DpmlError, UnsupportedEventError
+from dpml.errors import AccountingError, ConfigError, DpmlError, UnsupportedEventError, invalid
 
 LARGEST_NOISE = 1e9
 SMALLEST_NOISE = 1e-4
@@ -74,6 +74,7 @@ def calibrate(
         ConfigError: none or several targets, or one out of range.
         UnsupportedEventError: the accountant cannot bound the event.
     """
+    check_maker(make_event)
     _check_target(epsilon, delta, advantage, tpr, fpr, accountant)
     relation = check_relation(neighboring_relation)
     if epsilon is None:
@@ -115,6 +116,7 @@ def calibrate_sample_rate(
     the data can be used in every step, 0.0 if not even a probability of 1e-12 fits.  With n records and batches of
     B = q·n the largest expected batch is the answer times n.  Errors as :func:`calibrate`.
     """
+    check_maker(make_event)
     budget = _budget(epsilon, delta, accountant, neighboring_relation)
     if _over_without_sampling(make_event, budget):
         return 0.0
@@ -142,6 +144,7 @@ def calibrate_steps(
     limit: int = 10**9,
 ) -> int:
     """Largest count within the budget (0 if not even one step fits, ``limit`` if all fit); ε must not fall with it."""
+    check_maker(make_event)
     budget = _budget(epsilon, delta, accountant, neighboring_relation)
     limit = check_count("limit", limit, 1)
     log_start = _count_start(make_event, budget, growth=0.5)
@@ -171,6 +174,7 @@ def calibrate_epochs(
     ``sample_rate`` in (0, 1] is the Poisson probability that ``make_event`` uses.  An epoch is 1/sample_rate steps,
     which need not be a whole number: steps are what is counted and paid for.  Otherwise as :func:`calibrate_steps`.
     """
+    check_maker(make_event)
     rate = check_number("sample_rate", sample_rate, 0.0, 1.0, above=True)
     steps = calibrate_steps(
         make_event,
@@ -251,6 +255,12 @@ def _over(value: float, target: float) -> float:
     if value <= target:
         return math.log(value / target) if value > 0 else -math.inf
     return max(math.log(value / target), 1e-300) if target > 0 and math.isfinite(value) else math.inf
+
+
+def check_maker(make_event: object) -> None:
+    """Refuses what is not a function from a number to an event."""
+    if not callable(make_event):
+        raise invalid("make_event", make_event, "a function from a number to an event of dpml.accounting")
 
 
 def _budget(epsilon: float, delta: float, accountant: str, neighboring_relation: str) -> _Budget:

@@ -36,7 +36,16 @@ import numpy as np
 from dpml.accounting import api, renyi
 from dpml.accounting.composition import compose
 from dpml.accounting.conversions import zcdp_to_epsilon
-from dpml.accounting.events import ADD_REMOVE, MAX_SCALE, EpsilonDelta, Event, check_number, check_relation, event_name
+from dpml.accounting.events import (
+    ADD_REMOVE,
+    MAX_COUNT,
+    MAX_SCALE,
+    EpsilonDelta,
+    Event,
+    check_number,
+    check_relation,
+    event_name,
+)
 from dpml.accounting.normal_form import normal_form
 from dpml.errors import BudgetExceededError, ConfigError, UnsupportedEventError, invalid
 from dpml.results import Guarantee, number, to_jsonable
@@ -153,6 +162,8 @@ class PrivacyFilter(ABC):
         if kind is None:
             raise invalid("state", state, f"the state of a filter: a JSON object with type one of {sorted(FILTERS)}")
         counts = {key: values.pop(key) for key in _COUNTS if key in values}
+        if "neighboring_relation" not in values:
+            raise ConfigError(f"state of a {kind.kind!r} filter lacks neighboring_relation: nothing is assumed here.")
         try:
             made = kind(**values)
         except TypeError as error:
@@ -164,13 +175,15 @@ class PrivacyFilter(ABC):
     def _restore(self, counts: Mapping[str, Any]) -> None:
         spent, admitted = counts.get("spent"), counts.get("admitted")
         good = isinstance(spent, list) and len(spent) == len(self._names)
-        good = good and isinstance(admitted, int) and not isinstance(admitted, bool) and admitted >= 0
+        good = good and isinstance(admitted, int) and not isinstance(admitted, bool) and 0 <= admitted <= MAX_COUNT
         try:
             amounts = tuple(number(value) for value in spent) if good and spent is not None else ()
         except (TypeError, ValueError):
             good = False
         if not good or any(math.isnan(value) or value < 0 for value in amounts):
             raise invalid("state", dict(counts), f"one number >= 0 under 'spent' for each of {list(self._names)}")
+        if not admitted and any(amounts):
+            raise invalid("state", dict(counts), "'admitted' > 0 where something is spent")
         self._spent, self._admitted = amounts, int(admitted or 0)
 
     # -- what a subclass gives ------------------------------------------------------------------------------------

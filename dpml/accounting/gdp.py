@@ -21,7 +21,7 @@ from dpml.accounting.events import (
     event_name,
 )
 from dpml.accounting.normal_form import effective, merge_gaussians, normal_form
-from dpml.errors import UnsupportedEventError
+from dpml.errors import UnsupportedEventError, invalid
 
 
 def mu(event: Event, neighboring_relation: str) -> float:
@@ -58,6 +58,8 @@ def gdp_approximation(event: Event, delta: float, *, neighboring_relation: str =
     """
     delta = check_number("delta", delta, 0.0, 1.0, above=True, below=True)
     check_relation(neighboring_relation)
+    if not isinstance(event, Event):
+        raise invalid("event", event, "an event of dpml.accounting")
     square = 0.0
     for atom, count in normal_form(event, neighboring_relation).items():
         if isinstance(atom, Gaussian):

@@ -330,8 +330,8 @@ def moments(atom: Event, relation: str, direction: str) -> Moments:
         if found is not None:
             return found
     raise UnsupportedEventError(
-        f"accountant 'exact' cannot bound event {event_name(atom)!r} under {relation}: no moment function is known for "
-        "it; use accountant='best' or 'pld'."
+        f"accountant 'exact' cannot bound event {event_name(atom)!r} under {relation}: no moment function that is "
+        "smooth enough is known for it; use accountant='best' or 'pld'."
     )
 
 

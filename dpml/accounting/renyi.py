@@ -65,7 +65,10 @@ def rdp(event: Event, orders: np.ndarray, neighboring_relation: str) -> np.ndarr
         ConfigError: an order that is not a finite number > 1.
         UnsupportedEventError: an event without finite Rényi divergences, or under a relation without a proof.
     """
-    orders = np.atleast_1d(np.asarray(orders, dtype=float))
+    try:
+        orders = np.atleast_1d(np.asarray(orders, dtype=float))
+    except (TypeError, ValueError, OverflowError):
+        raise invalid("orders", str(orders)[:60], "finite numbers > 1") from None
     if orders.size == 0 or not np.all(np.isfinite(orders)) or np.any(orders <= 1):
         raise invalid("orders", orders.tolist(), "finite numbers > 1")
     total = np.zeros(orders.shape)

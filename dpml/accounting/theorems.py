@@ -249,6 +249,8 @@ def optimal_epsilon_of(parts: Sequence[Statement], delta_g: float, accuracy: flo
         return math.inf
     total = round_up(total_epsilon(parts))
     log_left = math.log1p(-delta_g)
+    if log_left - log_kept > 1:  # Π(1 − δⱼ) < (1 − δ_g)/e: an infinite loss is likelier than δ_g
+        return math.inf
     hockey = -math.expm1(log_left - log_kept)  # 1 − (1 − δ_g)/Π(1 − δⱼ)
     hockey -= 4 * _U * (abs(log_left) + abs(log_kept)) + 4 * _U * abs(hockey)
     if log_kept == 0:

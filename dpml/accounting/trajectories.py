@@ -24,6 +24,8 @@ def trajectory(
     ``event_at(t)`` is everything charged up to and including step t.  A series is None where its accountant refuses
     the event, with the reason in ``notes``; ``best`` is made non-decreasing (ε after t steps is at most ε after more).
     """
+    if not callable(event_at):
+        raise invalid("event_at", event_at, "a function from a step to an event")
     counts = [check_count("steps", step) for step in steps]
     if not counts or any(b <= a for a, b in pairwise(counts)):
         raise invalid("steps", list(steps), "increasing integers >= 0, at least one")

@@ -315,3 +315,31 @@ def test_the_import_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_many_statements_whose_delta_is_certain_to_be_passed_are_infinite():
+    for event in (
+        acc.SelfComposed(acc.EpsilonDelta(0.1, 0.01), 100_000),
+        acc.SelfComposed(acc.RandomRow(100), 100_000),
+    ):
+        for accountant in ("best", "optimal"):
+            assert acc.epsilon(event, 1e-5, accountant=accountant) == math.inf
+            assert acc.delta(event, 1.0, accountant=accountant) == 1.0
+
+
+@pytest.mark.parametrize("accountant", ["best", "exact", "pld", "rdp", "zcdp", "gdp"])
+def test_a_delta_below_the_range_of_floats_is_not_pure(accountant):
+    """N(0,1) against N(1,1) at ε = 60: δ is about e^{−1770}, not 0."""
+    assert acc.delta(acc.Gaussian(1.0), 60.0, accountant=accountant) > 0
+    assert acc.delta(acc.NoOp(), 60.0, accountant=accountant) == 0.0
+
+
+def test_what_is_no_function_of_noise_or_steps_is_refused():
+    with pytest.raises(ConfigError, match="make_event"):
+        acc.calibrate(5, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ConfigError, match="make_event"):
+        acc.calibrate_steps(None, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ConfigError, match="orders"):
+        acc.rdp(STEP, "x")
+    with pytest.raises(ConfigError, match="neighboring_relation"):
+        acc.PrivacyFilter.from_state({"type": "zcdp", "epsilon": 1.0, "delta": 1e-5})

@@ -126,8 +126,8 @@ def check_prices():
     assert zcdp.price(gaussian)["rho"] == pytest.approx(1 / (2 * 5.0**2), rel=1e-12)
     assert swapped.price(gaussian)["rho"] == pytest.approx(4 / (2 * 5.0**2), rel=1e-12)
     assert zcdp.price(acc.SelfComposed(gaussian, 7))["rho"] == pytest.approx(7 / 50, rel=1e-12)
-    assert zcdp.price(pure) == {"rho": pytest.approx(0.02, rel=1e-12), "delta": 0.0}
-    assert zcdp.price(said) == {"rho": pytest.approx(0.02, rel=1e-12), "delta": 1e-7}
+    assert zcdp.price(pure) == {"rho": pytest.approx(0.2 * math.tanh(0.1), rel=1e-12), "delta": 0.0}
+    assert zcdp.price(said) == {"rho": pytest.approx(0.2 * math.tanh(0.1), rel=1e-12), "delta": 1e-7}
     renyi = RenyiFilter(3.0, 1e-5, orders=(8.0,))
     assert renyi.price(gaussian)["rdp at order 8.0"] == pytest.approx(8 / 50, rel=1e-12)
     response = math.log(math.cosh(7.5 * 0.2) / math.cosh(0.1)) / 7  # randomized response with odds e^0.2

@@ -111,16 +111,11 @@ def test_the_logarithm_dropped_in_advanced_composition_is_caught(monkeypatch):
 
 
 def check_conversion():
-    check_table(
-        "conversions",
-        "rdp_to_epsilon_improved",
-        lambda row: max(
-            value(row["value"]) if value(row["value"]) < 0 else 0.0,
-            conversions.rdp_to_epsilon(
-                np.array([inputs(row)["order"]]), np.array([inputs(row)["rdp"]]), inputs(row)["delta"]
-            ),
-        ),
-    )
+    used = [row for row in rows("conversions", "rdp_to_epsilon_improved") if value(row["value"]) > 0]
+    assert len(used) >= 4
+    for row in used:
+        x = inputs(row)
+        assert close(row, conversions.rdp_to_epsilon(np.array([x["order"]]), np.array([x["rdp"]]), x["delta"]))
 
 
 def test_a_conversion_with_alpha_for_alpha_minus_one_is_caught(monkeypatch):
