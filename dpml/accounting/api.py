@@ -95,6 +95,8 @@ def interval(event: Event, delta: float, *, neighboring_relation: str = ADD_REMO
     if delta == 0 or high == 0:
         return Interval(high, high, name)
     low = 0.0
+    if exact.only_upper(event):
+        return Interval(low, high, name)
     try:
         low = exact.interval(event, delta, neighboring_relation)[0]
     except UnsupportedEventError:

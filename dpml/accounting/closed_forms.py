@@ -132,13 +132,22 @@ def _sampled_gaussian_delta(atom: PoissonSampled, epsilon: float, relation: str)
     """
     q, sigma = atom.sampling_probability, atom.event.noise_multiplier  # type: ignore[attr-defined]
     if relation == ADD_REMOVE:
-        inner = epsilon - math.log(q) + math.log1p((q - 1) * math.exp(-epsilon)) if epsilon > 0 else 0.0
-        found = q * math.exp(gaussian_log_delta(max(inner, 0.0), 1 / sigma))
-        gap = q - (1 - q) * math.expm1(epsilon) if epsilon < 50 else -1.0
+        # ln(1 + (e^ε − 1)/q), and for add ln(1 + (e^ε − 1)/gap): nothing cancels; gap is rounded up, as δ grows with it
+        growth = math.expm1(epsilon) if epsilon < 700 else math.inf
+        inner = math.log1p(growth / q) if growth / q < 1e300 else epsilon - math.log(q)
+        found = q * _profile(inner, sigma)
+        gap = q - (1 - q) * growth
+        gap += 4 * _UNIT * (q + growth) if math.isfinite(gap) else 0.0
         if gap > 0:
-            inner = math.log(q) + epsilon - math.log(gap)
-            found = max(found, gap * math.exp(gaussian_log_delta(max(inner, 0.0), 1 / sigma)))
+            found = max(found, gap * _profile(math.log1p(growth / gap), sigma))
         return min(1.0, found * (1 + 1e-13))
+    value, allowance = _replaced(atom, epsilon)
+    return min(1.0, value + allowance)
+
+
+def _replaced(atom: PoissonSampled, epsilon: float) -> tuple[float, float]:
+    """δ of one sampled Gaussian under replace_one by the two masses, and an allowance for its rounding."""
+    q, sigma = atom.sampling_probability, atom.event.noise_multiplier  # type: ignore[attr-defined]
     # u = e^{x/σ²} solves q·k·u² − (1−q)(e^ε − 1)u − e^ε·q·k = 0, k = e^{−1/2σ²}: the point of loss ε (in logs)
     log_qk = math.log(q) - 1 / (2 * sigma * sigma)
     linear = math.log1p(-q) + epsilon + math.log(-math.expm1(-epsilon)) if epsilon > 0 else -math.inf
@@ -149,8 +158,25 @@ def _sampled_gaussian_delta(atom: PoissonSampled, epsilon: float, relation: str)
     upper = (1 - q) * math.exp(zero - top) + q * math.exp(one - top)
     lower = (1 - q) * math.exp(epsilon + zero - top) + q * math.exp(epsilon + minus - top)
     allowance = _UNIT * (upper + lower) * (16 + 4 * abs(top))
-    value = max(upper - lower, 0.0) + allowance
-    return min(1.0, math.exp(top + math.log(value)))
+    scale = math.exp(top)
+    return scale * max(upper - lower, 0.0), scale * allowance
+
+
+def _profile(inner: float, sigma: float) -> float:
+    """δ of the unsampled Gaussian at ``inner``, rounded up: a relative error e of inner moves ln δ by e(inner·σ)²."""
+    return math.exp(gaussian_log_delta(inner, 1 / sigma)) * (1 + 16 * _UNIT * (1 + min((inner * sigma) ** 2, 1e6)))
+
+
+def slack(atom: Event, epsilon: float, neighboring_relation: str) -> float:
+    """How far, relatively, :func:`delta` may lie above the truth at ε by rounding (its additive allowances)."""
+    if isinstance(atom, UnequalGaussian):
+        allowance = 4e-13 * math.exp(min(epsilon, 700.0))
+    elif isinstance(atom, PoissonSampled) and neighboring_relation == REPLACE_ONE:
+        allowance = 2 * _replaced(atom, epsilon)[1]
+    else:
+        return 1e-11
+    rounded = delta(atom, epsilon, neighboring_relation)
+    return 1e-11 + (allowance / rounded if rounded > 0 else math.inf)
 
 
 def _logaddexp(a: float, b: float) -> float:

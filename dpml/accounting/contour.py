@@ -46,6 +46,7 @@ Parts = tuple[tuple[Moments, int], ...]
 _UNIT = float(np.finfo(float).eps)
 _LATTICE = 6  # points of c per octave
 _LOWEST, _HIGHEST = -20 * _LATTICE, 22 * _LATTICE
+LOWER_MARGIN = 1e-12  # of ln δ, by which the lower end is moved further
 _MARGIN = 30.0  # truncations are e^{-30} of δ
 _BLOCK = 32
 _WIDE_MARGIN = 19.0  # the same where one more Gaussian is composed in: its effect is larger anyway
@@ -435,7 +436,7 @@ def solve(parts: Parts, log_delta: float, *, lower: bool = True, floor: float = 
     _check_digits(evaluate(lines, high), high, np.array([floor]))
     if not lower or lines.plan.extra or high[0] == floor:
         return 0.0, float(high[0])
-    low = _roots(lines, log_delta, high, upper=False)
+    low = _roots(lines, log_delta + LOWER_MARGIN, high, upper=False)
     return float(min(low[0], high[0])), float(high[0])
 
 

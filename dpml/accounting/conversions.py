@@ -18,6 +18,7 @@ from dpml.errors import invalid
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 UP = 1 + 4e-15
+_UNIT = 2.3e-16
 FORMS = ("tight", "simple")
 _ROUNDING = 1e-15  # times the sum of all terms' sizes: more than the error of adding a handful of them
 
@@ -58,7 +59,8 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
         difference = float(_mills(u) - _mills(v))
     if difference <= 0:
         return -math.inf
-    return -u * u / 2 - _LOG_SQRT_2PI + math.log(difference)
+    rounding = 4 * _UNIT * (abs(u) * (epsilon / mu + mu / 2) + 4)
+    return min(0.0, -u * u / 2 - _LOG_SQRT_2PI + math.log(difference) + rounding)
 
 
 def _minus_mills_slope(x: np.ndarray) -> np.ndarray:

@@ -16,15 +16,23 @@ import numpy as np
 
 from dpml.accounting import closed_forms, contour
 from dpml.accounting.events import (
+    Composed,
     EpsilonDelta,
     Event,
     ExponentialMechanism,
     Gaussian,
+    Group,
+    Laplace,
     ObjectivePerturbation,
+    PermuteAndFlip,
+    PoissonSampled,
+    RandomizedResponse,
+    RandomRow,
+    ReportNoisyMax,
     event_name,
 )
 from dpml.accounting.moments import moments
-from dpml.accounting.normal_form import Atoms, directions, effective, merge_gaussians, normal_form
+from dpml.accounting.normal_form import Atoms, directions, effective, flatten, merge_gaussians, normal_form
 from dpml.errors import DpmlError, UnsupportedEventError
 
 _DOWN = 1 - 4e-15
@@ -47,15 +55,17 @@ def interval(event: Event, delta: float, neighboring_relation: str, *, lower: bo
     if not atoms:
         return 0.0, 0.0
     if _without_noise(atoms, neighboring_relation):
-        return math.inf, math.inf
+        return (0.0 if only_upper(event) else math.inf), math.inf
     single = _single(atoms, neighboring_relation)
     if single is not None:
         value = closed_forms.epsilon(single, delta, neighboring_relation)
-        return (0.0 if isinstance(single, ObjectivePerturbation) else value * _DOWN), value
+        if only_upper(event) or not lower or not 0 < value < math.inf:
+            return (value if value == math.inf and not only_upper(event) else 0.0), value
+        return _single_low(single, delta, value, neighboring_relation), value
     infinite = _infinite_mass(atoms)
     finite = (delta - infinite) * (1 - 1e-15)
     if finite <= 0:
-        return math.inf, math.inf
+        return (0.0 if only_upper(event) else math.inf), math.inf
     low = high = 0.0
     for way in directions(atoms, neighboring_relation):
 
@@ -64,7 +74,8 @@ def interval(event: Event, delta: float, neighboring_relation: str, *, lower: bo
 
         ends = _guard(solve, atoms, neighboring_relation, way)
         low, high = max(low, ends[0]), max(high, ends[1])
-    return (0.0 if is_bound_only(atoms) else low), high
+    unsure = 4e-15 * infinite / finite  # of ln δ, by rounding: more than the lower end's margin?
+    return (0.0 if only_upper(event) or is_bound_only(atoms) or unsure > contour.LOWER_MARGIN else low), high
 
 
 def epsilons(events: Sequence[Event], delta: float, neighboring_relation: str) -> np.ndarray | None:
@@ -87,6 +98,20 @@ def epsilons(events: Sequence[Event], delta: float, neighboring_relation: str) -
     return found
 
 
+def _single_low(atom: Event, delta: float, high: float, relation: str) -> float:
+    """A point below ``high`` where δ(ε), less all that rounding may have added, is still above δ; 0 if none is found."""
+    slack = closed_forms.slack(atom, high, relation)
+    raised = delta * (1 + 3 * slack)
+    if slack > 1e-3 or raised >= 1:
+        return 0.0
+    low = min(closed_forms.epsilon(atom, raised, relation), high)
+    step = 1e-12
+    while low > 0 and closed_forms.delta(atom, low, relation) < delta * (1 + 1.5 * slack):
+        low = low * (1 - step) if step < 0.5 else 0.0
+        step *= 2
+    return low
+
+
 def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
     """Upper bound on δ(ε), ε ≥ 0, tight like :func:`interval`."""
     return delta_interval(event, epsilon, neighboring_relation)[1]
@@ -98,11 +123,12 @@ def delta_interval(event: Event, epsilon: float, neighboring_relation: str) -> t
     if not atoms:
         return 0.0, 0.0
     if _without_noise(atoms, neighboring_relation):
-        return 1.0, 1.0
+        return (0.0 if only_upper(event) else 1.0), 1.0
     single = _single(atoms, neighboring_relation)
     if single is not None:
         value = closed_forms.delta(single, epsilon, neighboring_relation)
-        return (0.0 if isinstance(single, ObjectivePerturbation) else value * (1 - 1e-12)), value
+        slack = closed_forms.slack(single, epsilon, neighboring_relation)
+        return (0.0 if only_upper(event) else value * max(0.0, 1 - 2 * slack)), value
     infinite = _infinite_mass(atoms)
     log_low = log_high = -math.inf
     for way in directions(atoms, neighboring_relation):
@@ -114,7 +140,29 @@ def delta_interval(event: Event, epsilon: float, neighboring_relation: str) -> t
         log_low, log_high = max(log_low, ends[0]), max(log_high, ends[1])
     low = math.exp(log_low) if log_low > -745 else 0.0
     high = math.exp(max(log_high, -745.0))
-    return (0.0 if is_bound_only(atoms) else infinite * _DOWN + low), min(1.0, (infinite + high) * (1 + 1e-15))
+    unknown = only_upper(event) or is_bound_only(atoms)
+    return (0.0 if unknown else infinite * _DOWN + low), min(1.0, (infinite + high) * (1 + 1e-15))
+
+
+def only_upper(event: Event) -> bool:
+    """Whether an event stands for less than the pair that bounds it, so that nothing is known from below.
+
+    Selection mechanisms are accounted as any ε-DP mechanism, a random row as any (0, 1/n)-DP one, and a group of a
+    statement by chaining; objective perturbation by a bound on its loss.
+    """
+    if isinstance(event, PermuteAndFlip | ReportNoisyMax | RandomRow | ObjectivePerturbation):
+        return True
+    if isinstance(event, Group) and event.size > 1:
+        members = flatten(event.event)
+        if not all(_is_noise(atom) for atom in members):
+            return True
+    parts = event.events if isinstance(event, Composed) else (getattr(event, "event", None),)
+    return any(only_upper(part) for part in parts if part is not None)
+
+
+def _is_noise(atom: Event) -> bool:
+    inner = atom.event if isinstance(atom, PoissonSampled) else atom
+    return isinstance(inner, Gaussian | Laplace | RandomizedResponse)
 
 
 def is_bound_only(atoms: Atoms) -> bool:

@@ -185,15 +185,21 @@ def _log_r(pair: SampledGaussianMoments, x: np.ndarray) -> np.ndarray:
     if pair.reach == 1:
         q = pair.weights[1]
         exponent = (2 * x - 1) / (2 * pair.sigma**2)
-        small = np.log1p(q * np.expm1(np.minimum(exponent, 1.0)))
+        small = np.log1p(q * np.expm1(np.clip(exponent, -1.0 if q > 0.5 else -np.inf, 1.0)))
         large = exponent + np.log(q + pair.weights[0] * np.exp(-np.maximum(exponent, 1.0)))
-        return np.where(exponent < 1.0, small, large)
+        found = np.where(exponent < 1.0, small, large)
+        if q > 0.5:  # r near w₀: 1 + q(e^{…} − 1) would cancel
+            low = np.log(pair.weights[0] + q * np.exp(np.minimum(exponent, 0.0)))
+            found = np.where(exponent < -1.0, low, found)
+        return found
     j = np.arange(pair.reach + 1)[:, None]
     exponents = (2 * j * x - j * j) / (2 * pair.sigma**2)
     top = exponents.max(axis=0)
     weights = np.array(pair.weights)[:, None]
-    small = np.log1p(np.maximum((weights * np.expm1(np.minimum(exponents, 1.0))).sum(axis=0), -1 + 1e-16))
     large = top + np.log((weights * np.exp(exponents - top)).sum(axis=0))
+    if pair.weights[0] < 0.5:  # r is not near 1 over most of the mass, and may be near w₀
+        return np.asarray(large)
+    small = np.log1p((weights * np.expm1(np.minimum(exponents, 1.0))).sum(axis=0))
     return np.where(top < 1.0, small, large)
 
 
@@ -307,6 +313,8 @@ def _log_moment(pair: SampledGaussianMoments, c: float) -> tuple[float, float]:
     if pair.points(c, 0.0, exponent) > _LARGEST_GRID:
         return math.inf, math.inf
     _, _, total, units = _grid(pair, c, _step(pair, c, 0.0, exponent), exponent)
+    if pair.weights[0] < 0.5:  # ln r has an absolute error there
+        units += 1 + c
     return total, 64 * _UNIT * units + 4 * math.exp(-exponent)
 
 
@@ -326,6 +334,8 @@ def _log_ratio(pair: SampledGaussianMoments, c: float, t: np.ndarray, exponent: 
     imaginary = 2 * ((sine * cosine) @ weights)
     values = log_of(real, imaginary)
     mean = float(weights @ np.abs(loss))
+    if pair.weights[0] < 0.5:
+        mean += 1.0
     errors = 32 * _UNIT * np.minimum(t * mean * 4, 2 + t * mean) + 8 * math.exp(-exponent)
     return values, errors
 

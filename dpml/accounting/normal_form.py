@@ -50,7 +50,20 @@ def normal_form(event: Event, neighboring_relation: str) -> Atoms:
     Beyond :func:`flatten`: a μ-GDP statement becomes the Gaussian with that μ; binary randomized response becomes the
     pure statement that it is the worst case of.  Raises UnsupportedEventError for randomized response under add_remove.
     """
-    return flatten(_substitute(event, neighboring_relation, sampled=False))
+    atoms: Atoms = {}
+    for atom, count in flatten(_substitute(event, neighboring_relation, sampled=False)).items():
+        _add(atoms, _worst_case(atom), count)
+    return atoms
+
+
+def _worst_case(atom: Event) -> Event:
+    """Binary randomized response, once its groups are resolved, as the pure statement that it is the worst case of."""
+    if isinstance(atom, RandomizedResponse) and atom.num_buckets == 2:
+        return EpsilonDelta(atom.epsilon, 0.0)
+    if isinstance(atom, PoissonSampled | SampledWithoutReplacement):
+        inner = _worst_case(atom.event)
+        return atom if inner is atom.event else replace(atom, event=inner)
+    return atom
 
 
 def _substitute(event: Event, relation: str, *, sampled: bool) -> Event:
@@ -87,7 +100,7 @@ def _randomized_response(event: RandomizedResponse, relation: str) -> Event:
     pure = event.epsilon
     if pure > _LARGEST:
         return NonPrivate()
-    return EpsilonDelta(pure, 0.0) if event.num_buckets == 2 else event
+    return event
 
 
 def flatten(event: Event) -> Atoms:
@@ -150,6 +163,7 @@ def _plain(event: Event) -> Event:
 
 def _collect_sampled(event: PoissonSampled, count: int, atoms: Atoms) -> None:
     q = event.sampling_probability
+    _refuse_rows(event.event)
     inner = flatten(event.event)
     if q == 0 or not inner:
         return
@@ -168,6 +182,7 @@ def _collect_sampled(event: PoissonSampled, count: int, atoms: Atoms) -> None:
 
 
 def _collect_fixed_size(event: SampledWithoutReplacement, count: int, atoms: Atoms) -> None:
+    _refuse_rows(event.event)
     inner = flatten(event.event)
     if event.sample_size == 0 or not inner:
         return
@@ -181,6 +196,16 @@ def _collect_fixed_size(event: SampledWithoutReplacement, count: int, atoms: Ato
     if only is not None:  # only the quotient matters
         atom = SampledWithoutReplacement(event.sample_size // divisor, event.source_size // divisor, only)
     _add(atoms, atom, count)
+
+
+def _refuse_rows(event: Event) -> None:
+    """A random row of a SAMPLE: the number of rows it is one of is not the number of records."""
+    if isinstance(event, RandomRow):
+        raise UnsupportedEventError(
+            "event 'random_row' on a sample cannot be bounded: 'records' bounds the rows of the data, not the sample's."
+        )
+    for part in getattr(event, "events", ()) or ([event.event] if hasattr(event, "event") else []):
+        _refuse_rows(part)
 
 
 def _only(inner: Atoms) -> Event | None:
