@@ -99,7 +99,7 @@ def epsilons(events: Sequence[Event], delta: float, neighboring_relation: str) -
 
 
 def _single_low(atom: Event, delta: float, high: float, relation: str) -> float:
-    """A point below ``high`` where δ(ε), less all that rounding may have added, is still above δ; 0 if none is found."""
+    """A point below ``high`` where δ(ε), less all that rounding may have added, is above δ; 0 if none is found."""
     slack = closed_forms.slack(atom, high, relation)
     raised = delta * (1 + 3 * slack)
     if slack > 1e-3 or raised >= 1:
