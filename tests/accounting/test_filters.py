@@ -362,7 +362,7 @@ def by_hand(event):
     if isinstance(event, acc.ZCDP):
         return event.rho, math.inf, math.inf, 0.0
     pure = 1 / event.noise_multiplier if isinstance(event, acc.Laplace) else event.epsilon
-    return min(pure, pure**2 / 2), pure, pure**2, getattr(event, "delta", 0.0)
+    return pure * math.tanh(pure / 2), pure, pure**2, getattr(event, "delta", 0.0)
 
 
 @settings(max_examples=120, deadline=None)
