@@ -391,7 +391,11 @@ def test_optimal_composition_against_all_outcomes(parts, share):
         got = theorems.optimal_composition_delta(epsilons, deltas, epsilon_g)
         # the absolute term: how far the loss at ε_g itself, of mass up to 1, may be moved by rounding (1e-35: that of
         # the 40 digits here)
-        assert truth * (1 - mpmath.mpf("1e-15")) - mpmath.mpf("1e-35") <= got <= truth * (1 + mpmath.mpf("1e-12")) + mpmath.mpf("1e-14")
+        assert (
+            truth * (1 - mpmath.mpf("1e-15")) - mpmath.mpf("1e-35")
+            <= got
+            <= truth * (1 + mpmath.mpf("1e-12")) + mpmath.mpf("1e-14")
+        )
         root = theorems.optimal_composition_epsilon(epsilons, deltas, got)
         assert root <= max(epsilon_g, 1e-300) * (1 + 1e-9) + 1e-12
         if 0 < root < math.inf:
