@@ -12,7 +12,7 @@ import math
 import numpy as np
 from scipy import special
 
-from dpml.accounting.events import check_number
+from dpml.accounting.events import ADD_REMOVE, Laplace, check_number
 from dpml.errors import invalid
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -326,6 +326,21 @@ def pure_to_rdp(epsilon: float, orders: np.ndarray, *, form: str = "tight") -> n
         return np.where(
             np.isinf(orders), epsilon, np.where(orders == 1, pure_to_zcdp(epsilon), _response(epsilon, flat))
         )
+
+
+def laplace_to_rdp(scale: float, orders: np.ndarray) -> np.ndarray:
+    """D_α of Laplace noise of ``scale`` ÷ sensitivity > 0 at orders from 1 to ∞, both included.
+
+    Mironov 2017, Proposition 6; its limits are 1/b + e^{−1/b} − 1 at α = 1 (Kullback-Leibler) and 1/b at ∞.
+    """
+    from dpml.accounting import renyi
+
+    scale, orders = check_number("scale", scale, 0.0, above=True), _check_orders(orders)
+    pure = 1 / scale
+    inside = np.where((orders > 1) & np.isfinite(orders), orders, 2.0)
+    found = renyi.rdp(Laplace(scale), inside.ravel(), ADD_REMOVE).reshape(inside.shape)
+    found = np.where(orders == 1, (pure + math.expm1(-pure)) * UP, found)
+    return np.where(np.isinf(orders), pure * UP, found)
 
 
 def _response(epsilon: float, orders: np.ndarray) -> np.ndarray:

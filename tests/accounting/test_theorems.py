@@ -645,3 +645,16 @@ def test_accountants_at_the_ends(module):
     assert module.epsilon(event, 2e-4, "add_remove") == pytest.approx(1.0, rel=1e-7)
     assert module.epsilon(acc.SelfComposed(acc.Laplace(2.0), 2), 0.0, "add_remove") == pytest.approx(1.0, rel=1e-14)
     assert module.delta(event, 5.0, "add_remove") <= 2e-4
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in rows("rdp_basic", "rdp_laplace") if row["inputs"]["order"] in ("1", "inf")],
+    ids=lambda row: row["id"],
+)
+def test_divergences_of_laplace_at_both_ends_of_the_orders(row):
+    order = float(row["inputs"]["order"])
+    scale = value(row["inputs"]["scale_over_sensitivity"])
+    assert close(row, float(conversions.laplace_to_rdp(scale, np.array([order]))[0]))
+    between = conversions.laplace_to_rdp(scale, np.array([1.0, 1.5, 4.0, math.inf]))
+    assert np.all(np.diff(between) > 0)
