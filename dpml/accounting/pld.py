@@ -200,7 +200,7 @@ def _coarser(
     theta = theta_of(moments)
     allowed = math.sqrt(8e-4 * max(moments(theta)[1], 0.0) / ((theta + 1) * sum(atoms.values())))
     finest = trial[0][0].step / 16
-    return 2.0 ** min(max(math.floor(math.log2(max(allowed, 1e-300) / finest)), 0), 6)
+    return 2.0 ** min(max(math.floor(math.log2(max(allowed, 1e-300) / finest)), 0), 8)
 
 
 def _pmfs(
@@ -243,7 +243,7 @@ class _Moments:
         return self._cache[theta]
 
 
-def _golden(function, low: float, high: float, rounds: int = 18) -> float:  # type: ignore[no-untyped-def]
+def _golden(function, low: float, high: float, rounds: int = 12) -> float:  # type: ignore[no-untyped-def]
     """Minimiser of a unimodal function on the log axis; accuracy is only tightness."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = low, high
