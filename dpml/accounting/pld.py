@@ -78,13 +78,15 @@ def epsilon(event: Event, delta: float, neighboring_relation: str) -> float:
 
 def _epsilon(atoms: dict[Event, int], delta: float, relation: str) -> float:
     log_delta = math.log(delta)
-    return max(
-        _solve(
-            _composition(side, relation, direction, log_delta, lambda m: _theta_for_delta(m, log_delta)),
-            delta,
-        )
-        for side, direction in _sides(atoms, relation)
-    )
+    found = 0.0
+    for side, direction in _sides(atoms, relation):
+        plan = _Plan(side, relation, direction, log_delta, lambda m: _theta_for_delta(m, log_delta))
+        if plan.chernoff(found) <= delta:
+            continue
+        composed = plan.composed()
+        if _hockey_stick(composed, found) > delta:
+            found = _solve(composed, delta)
+    return found
 
 
 def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
@@ -106,11 +108,12 @@ def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
 def _delta(event: Event, atoms: dict[Event, int], epsilon: float, relation: str) -> float:
     found = 1.0
     for log_guess in _guesses(event, epsilon, relation):  # until the cut tails are a small part of δ
-        bounds = []
+        largest = 0.0
         for side, direction in _sides(atoms, relation):
-            composed = _composition(side, relation, direction, log_guess, lambda m: _theta_for_epsilon(m, epsilon))
-            bounds.append(_hockey_stick(composed, epsilon))
-        found = min(found, max(bounds))
+            plan = _Plan(side, relation, direction, log_guess, lambda m: _theta_for_epsilon(m, epsilon))
+            if plan.chernoff(epsilon) > largest:
+                largest = max(largest, _hockey_stick(plan.composed(), epsilon))
+        found = min(found, largest)
         if found > 0 and math.log(found) > log_guess:
             break
     return found
@@ -170,37 +173,56 @@ def _sides(atoms: dict[Event, int], relation: str) -> Iterator[tuple[dict[Event,
             yield side, direction
 
 
-def _composition(
-    atoms: dict[Event, int], relation: str, direction: str, log_delta: float, theta_of: Callable[[_Moments], float]
-) -> _Composed:
-    """All releases together; a grid that would need too many points is made coarser, which only costs tightness."""
-    coarser = _coarser(atoms, relation, direction, log_delta, theta_of)
-    while True:
-        pmfs = _pmfs(atoms, relation, direction, log_delta, coarser)
-        moments = _Moments(pmfs)
-        theta = theta_of(moments)
-        first, last = _window(pmfs, moments, theta)
-        size = fft.next_fast_len(max(last - first + 1, max(len(pmf.masses) for pmf, _ in pmfs)), real=True)
-        if size <= _MAX_POINTS:
-            return _compose(pmfs, moments, theta, first, size)
-        coarser *= 2.0 ** math.ceil(math.log2(size / _MAX_POINTS))
+class _Plan:
+    """One direction's releases: first on a coarse trial grid, which is a bound too, then composed on a fine one."""
 
+    def __init__(
+        self,
+        atoms: dict[Event, int],
+        relation: str,
+        direction: str,
+        log_delta: float,
+        theta_of: Callable[[_Moments], float],
+    ) -> None:
+        self._on_grid = lambda coarser: _pmfs(atoms, relation, direction, log_delta, coarser)
+        self._theta_of = theta_of
+        self._trial = self._on_grid(16.0)
+        self._moments = _Moments(self._trial)
+        self._theta = theta_of(self._moments)
 
-def _coarser(
-    atoms: dict[Event, int], relation: str, direction: str, log_delta: float, theta_of: Callable[[_Moments], float]
-) -> float:
-    """How much coarser a long grid may be: a chord over one step raises ln δ by at most step²·θ(θ + 1)/8 a release.
+    def chernoff(self, epsilon: float) -> float:
+        """P(L > ε) ≤ P(∞) + e^{K(θ) − θε}, an upper bound on δ(ε) that costs no transform."""
+        exponent = self._moments(self._theta)[0] - self._theta * epsilon
+        return min(1.0, (_infinite(self._trial) + math.exp(min(exponent, 0.0))) * (1 + 1e-9))
 
-    1e-4 of ε is allowed, with θ and ε ≈ K′(θ) from a trial on a grid 16 times as coarse.
-    """
-    trial = _pmfs(atoms, relation, direction, log_delta, 16.0)
-    if max(len(pmf.masses) for pmf, _ in trial) < _LONG_TRIAL:
-        return 1.0
-    moments = _Moments(trial)
-    theta = theta_of(moments)
-    allowed = math.sqrt(8e-4 * max(moments(theta)[1], 0.0) / ((theta + 1) * sum(atoms.values())))
-    finest = trial[0][0].step / 16
-    return 2.0 ** min(max(math.floor(math.log2(max(allowed, 1e-300) / finest)), 0), 8)
+    def composed(self) -> _Composed:
+        """All releases together; a grid that would need too many points is coarser, which only costs tightness."""
+        coarser = self._coarser()
+        while True:
+            pmfs = self._on_grid(coarser)
+            moments = _Moments(pmfs)
+            guide = self._moments if self._is_long() else moments
+            theta = self._theta if self._is_long() else self._theta_of(moments)
+            first, last = _window(pmfs, moments, guide, theta)
+            size = fft.next_fast_len(max(last - first + 1, max(len(pmf.masses) for pmf, _ in pmfs)), real=True)
+            if size <= _MAX_POINTS:
+                return _compose(pmfs, moments, theta, first, size)
+            coarser *= 2.0 ** math.ceil(math.log2(size / _MAX_POINTS))
+
+    def _is_long(self) -> bool:
+        return max(len(pmf.masses) for pmf, _ in self._trial) >= _LONG_TRIAL
+
+    def _coarser(self) -> float:
+        """How much coarser a long grid may be: a chord over one step adds at most step²·θ(θ + 1)/8 to ln δ a release.
+
+        1e-4 of ε is allowed, with θ and ε ≈ K′(θ) from the trial.
+        """
+        if not self._is_long():
+            return 1.0
+        total = sum(count for _, count in self._trial)
+        allowed = math.sqrt(8e-4 * max(self._moments(self._theta)[1], 0.0) / ((self._theta + 1) * total))
+        finest = self._trial[0][0].step / 16
+        return 2.0 ** min(max(math.floor(math.log2(max(allowed, 1e-300) / finest)), 0), 8)
 
 
 def _pmfs(
@@ -295,21 +317,26 @@ def _minimiser(bound) -> float:  # type: ignore[no-untyped-def]
     return math.exp(_golden(bound, low, high))
 
 
-def _window(pmfs: list[tuple[LossPmf, int]], moments: _Moments, theta: float) -> tuple[int, int]:
-    """Grid range outside of which lies at most e^{_LOG_WRAP} of the tilted composed mass on each side (Chernoff)."""
+def _window(pmfs: list[tuple[LossPmf, int]], moments: _Moments, guide: _Moments, theta: float) -> tuple[int, int]:
+    """Grid range outside of which lies at most e^{_LOG_WRAP} of the tilted composed mass on each side (Chernoff).
+
+    ``guide``, moments of the same releases on any grid, chooses the order of the Chernoff bound; ``moments`` proves it.
+    """
     step = pmfs[0][0].step
-    value, slope = moments(theta)
     floor = sum(count * pmf.start for pmf, count in pmfs)
     ceiling = sum(count * (pmf.start + len(pmf.masses) - 1) for pmf, count in pmfs)
-    high, low = float(ceiling) * step, float(floor) * step
+    value, slope = guide(theta)
     h = 1e-3 * theta
-    curvature = max((moments(theta + h)[1] - slope) / h, 1e-300)
-    centre = math.sqrt(-2 * _LOG_WRAP / curvature)
-    for factor in 2.0 ** np.arange(-5.0, 1.5, 0.5):
-        s = centre * float(factor)
-        high = min(high, (moments(theta + s)[0] - value - _LOG_WRAP) / s)
-        low = max(low, -(moments(theta - s)[0] - value - _LOG_WRAP) / s)
-    return max(math.floor(low / step), floor), min(math.ceil(high / step), ceiling)
+    curvature = max((guide(theta + h)[1] - slope) / h, 1e-300)
+    orders = math.sqrt(-2 * _LOG_WRAP / curvature) * 2.0 ** np.arange(-5.0, 1.5, 0.5)
+    up = min(orders, key=lambda s: (guide(theta + s)[0] - value - _LOG_WRAP) / s)
+    down = min(orders, key=lambda s: (guide(theta - s)[0] - value - _LOG_WRAP) / s)
+    value = moments(theta)[0]
+    high = (moments(theta + up)[0] - value - _LOG_WRAP) / up / step
+    low = -(moments(theta - down)[0] - value - _LOG_WRAP) / down / step
+    first = math.floor(low) if floor < low < ceiling else floor
+    last = math.ceil(high) if floor < high < ceiling else ceiling
+    return first, last
 
 
 def _compose(pmfs: list[tuple[LossPmf, int]], moments: _Moments, theta: float, first: int, size: int) -> _Composed:
@@ -333,16 +360,20 @@ def _compose(pmfs: list[tuple[LossPmf, int]], moments: _Moments, theta: float, f
     point_error = unit * 2 * float(np.mean(total * modulus ** (1 - 1 / total) + modulus))
     # Σ over grid points above ε of error·e^{−θ(ℓ−ε)}, and what wrapped around from above the window
     points = min(float(size), 1 / -math.expm1(-theta * step))
-    log_finite = math.fsum(count * math.log1p(-min(pmf.infinite, 1 - 1e-16)) for pmf, count in pmfs)
     return _Composed(
         losses=step * (first + np.arange(size)),
         tilted=np.maximum(masses, 0.0),
         theta=theta,
         log_scale=moments(theta)[0],
-        infinite=-math.expm1(log_finite),
+        infinite=_infinite(pmfs),
         allowance=point_error * points + 2 * math.exp(_LOG_WRAP),
         slack=1 + 64 * _UNIT * (total + 1000),
     )
+
+
+def _infinite(pmfs: list[tuple[LossPmf, int]]) -> float:
+    """Probability that one loss at least is infinite."""
+    return -math.expm1(math.fsum(count * math.log1p(-min(pmf.infinite, 1 - 1e-16)) for pmf, count in pmfs))
 
 
 def _hockey_stick(composed: _Composed, epsilon: float) -> float:
