@@ -1,4 +1,4 @@
-"""The regularised minimum of a logistic objective, with a gradient norm that is checked after the solver stopped.
+"""The regularised minimum of a convex objective, with a gradient norm that is checked after the solver stopped.
 
 Private ERM needs more than a solver's own word: the proofs allow ‖∇J‖ ≤ τ and no more.  So the answer is verified,
 with half of τ left for the rounding of the sums, or :class:`~dpml.errors.SolverError` is raised and nothing comes out.
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.sparse.linalg import LinearOperator, cg
-from scipy.special import expit
 
 from dpml import errors
-from dpml.erm.losses import Vector, curvatures, hessian, hessian_vector, value_and_gradient
+from dpml.erm.losses import LOGISTIC, GlmLoss, Rows, Vector, hessian, hessian_vector, value_and_gradient
 
 MAX_QUASI_NEWTON = 30  # cheap first stage
 MAX_NEWTON = 200
@@ -42,20 +42,21 @@ class Solution:
 
 
 def minimise(
-    x: ArrayLike,
-    y_signed: ArrayLike,
+    x: Rows,
+    y: ArrayLike,
     lambda_sum: float,
     linear: ArrayLike | None = None,
     tolerance: float = 1e-6,
+    loss: GlmLoss = LOGISTIC,
 ) -> Solution:
-    """argmin of J(θ) = Σ ln(1 + exp(-yᵢ xᵢᵀθ)) + (lambda_sum/2)‖θ‖² + linearᵀθ (sum form) with ‖∇J‖ ≤ ``tolerance``.
+    """argmin of J(θ) = Σ ℓ(xᵢᵀθ, yᵢ) + (lambda_sum/2)‖θ‖² + linearᵀθ (sum form) with ‖∇J‖ ≤ ``tolerance``.
 
     A few L-BFGS steps, then damped Newton steps (Cholesky, or conjugate gradients above ``DENSE_LIMIT`` features).
     J is strongly convex for lambda_sum > 0, so there is one minimum and Newton with a line search gets to it; no
     records at all (n = 0) is a fine case with minimum -linear/lambda_sum.
 
     Args:
-        x, y_signed: (n, d), finite, and (n,) in {-1, +1}.
+        x, y: (n, d), finite, dense or CSR, and (n,) targets as the loss takes them.
         lambda_sum: λ > 0, sum form.
         linear: (d,), the noise of objective perturbation, or ``None``.
         tolerance: τ > 0, a bound on the L2 norm of the gradient.
@@ -67,14 +68,15 @@ def minimise(
     for name, number in (("lambda_sum", lambda_sum), ("tolerance", tolerance)):
         if not (np.isfinite(number) and number > 0.0):
             raise errors.invalid(name, number, "a finite number > 0")
-    rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y_signed, dtype=np.float64)
+    rows = x if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
+    labels = np.asarray(y, dtype=np.float64)
     shift = None if linear is None else np.asarray(linear, dtype=np.float64)
     goal = ROUNDING_SHARE * tolerance
 
-    theta, first = _quasi_newton(rows, labels, lambda_sum, shift, goal)
-    theta, second = _newton(theta, rows, labels, lambda_sum, shift, goal)
-    norm = gradient_norm(theta, rows, labels, lambda_sum, shift)
-    rounding = rounding_estimate(theta, rows, labels, lambda_sum, shift)
+    theta, first = _quasi_newton(loss, rows, labels, lambda_sum, shift, goal)
+    theta, second = _newton(loss, theta, rows, labels, lambda_sum, shift, goal)
+    norm = gradient_norm(loss, theta, rows, labels, lambda_sum, shift)
+    rounding = rounding_estimate(loss, theta, rows, labels, lambda_sum, shift)
     if not (norm <= goal and rounding <= goal):
         raise errors.SolverError(
             f"the solver stopped at a gradient norm of {norm:.3g} with rounding up to {rounding:.3g}, but the privacy "
@@ -84,38 +86,48 @@ def minimise(
     return Solution(theta=theta, gradient_norm=norm, iterations=first + second)
 
 
-def gradient_norm(theta: Vector, x: Vector, y: Vector, lambda_sum: float, linear: Vector | None) -> float:
+def gradient_norm(loss: GlmLoss, theta: Vector, x: Rows, y: Vector, lambda_sum: float, linear: Vector | None) -> float:
     """‖∇J(theta)‖, computed afresh from the records; the check that a solution is what the proof needs."""
     with np.errstate(invalid="ignore"):  # NaN gives NaN, which no tolerance admits
-        return float(np.linalg.norm(value_and_gradient(theta, x, y, lambda_sum, linear)[1]))
+        return float(np.linalg.norm(value_and_gradient(loss, theta, x, y, lambda_sum, linear)[1]))
 
 
-def rounding_estimate(theta: Vector, x: Vector, y: Vector, lambda_sum: float, linear: Vector | None) -> float:
+def rounding_estimate(
+    loss: GlmLoss, theta: Vector, x: Rows, y: Vector, lambda_sum: float, linear: Vector | None
+) -> float:
     """How far the computed gradient can be from the true one, by the usual model of floating-point sums.
 
-    u (√n Σ pᵢ‖xᵢ‖ + λ‖θ‖ + ‖b‖) for adding the terms up (a sum of n terms loses about √n roundings), and
-    u √d ‖θ‖ Σ pᵢ(1-pᵢ)‖xᵢ‖² for the margins; u the unit roundoff.
+    u (√n Σ |ℓ'ᵢ|‖xᵢ‖ + λ‖θ‖ + ‖b‖) for adding the terms up (a sum of n terms loses about √n roundings), and
+    u √d ‖θ‖ Σ ℓ''ᵢ‖xᵢ‖² for the scores; u the unit roundoff.
     """
     n, d = x.shape
     with np.errstate(invalid="ignore"):
-        norms = np.sqrt(np.einsum("ij,ij->i", x, x))
-        p = expit(-y * (x @ theta))
+        norms = row_norms(x)
+        z = x @ theta
         size = float(np.linalg.norm(theta))
-        total = np.sqrt(n) * float(p @ norms) + lambda_sum * size
-        total += np.sqrt(d) * size * float((p * (1.0 - p)) @ norms**2)
+        total = np.sqrt(n) * float(np.abs(loss.slope(z, y)) @ norms) + lambda_sum * size
+        total += np.sqrt(d) * size * float(loss.curvature(z, y) @ norms**2)
     if linear is not None:
         total += float(np.linalg.norm(linear))
     return float(np.finfo(np.float64).eps) * total
 
 
-def _quasi_newton(x: Vector, y: Vector, lambda_sum: float, linear: Vector | None, goal: float) -> tuple[Vector, int]:
+def row_norms(x: Rows) -> Vector:
+    """L2 norms of the rows, shape (n,)."""
+    if sparse.issparse(x):
+        return np.sqrt(np.asarray(x.multiply(x).sum(axis=1), dtype=np.float64).reshape(-1))
+    return np.sqrt(np.einsum("ij,ij->i", x, x))
+
+
+def _quasi_newton(
+    loss: GlmLoss, x: Rows, y: Vector, lambda_sum: float, linear: Vector | None, goal: float
+) -> tuple[Vector, int]:
     start = np.zeros(x.shape[1])
     if x.shape[0] == 0 and linear is not None:
         return -linear / lambda_sum, 0
     result = minimize(
-        value_and_gradient,
+        lambda theta: value_and_gradient(loss, theta, x, y, lambda_sum, linear),
         start,
-        args=(x, y, lambda_sum, linear),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": MAX_QUASI_NEWTON, "maxcor": 20, "ftol": 0.0, "gtol": goal / np.sqrt(max(1, x.shape[1]))},
@@ -125,19 +137,19 @@ def _quasi_newton(x: Vector, y: Vector, lambda_sum: float, linear: Vector | None
 
 
 def _newton(
-    theta: Vector, x: Vector, y: Vector, lambda_sum: float, linear: Vector | None, goal: float
+    loss: GlmLoss, theta: Vector, x: Rows, y: Vector, lambda_sum: float, linear: Vector | None, goal: float
 ) -> tuple[Vector, int]:
-    value, gradient = value_and_gradient(theta, x, y, lambda_sum, linear)
+    value, gradient = value_and_gradient(loss, theta, x, y, lambda_sum, linear)
     norm = float(np.linalg.norm(gradient))
     for iteration in range(MAX_NEWTON):
         if norm <= goal:
             return theta, iteration
-        step = _newton_direction(theta, x, y, lambda_sum, gradient)
+        step = _newton_direction(loss, theta, x, y, lambda_sum, gradient)
         slope = float(gradient @ step)
         length = 1.0
         for _ in range(MAX_HALVINGS):
             trial = theta + length * step
-            trial_value, trial_gradient = value_and_gradient(trial, x, y, lambda_sum, linear)
+            trial_value, trial_gradient = value_and_gradient(loss, trial, x, y, lambda_sum, linear)
             trial_norm = float(np.linalg.norm(trial_gradient))
             # near the minimum the value is flat to rounding, and there the gradient norm is what falls
             if trial_value <= value + SUFFICIENT_DECREASE * length * slope or trial_norm < 0.9 * norm:
@@ -149,14 +161,14 @@ def _newton(
     return theta, MAX_NEWTON
 
 
-def _newton_direction(theta: Vector, x: Vector, y: Vector, lambda_sum: float, gradient: Vector) -> Vector:
+def _newton_direction(loss: GlmLoss, theta: Vector, x: Rows, y: Vector, lambda_sum: float, gradient: Vector) -> Vector:
     d = x.shape[1]
     if d <= DENSE_LIMIT:
         try:
-            return -cho_solve(cho_factor(hessian(theta, x, y, lambda_sum)), gradient)
+            return -cho_solve(cho_factor(hessian(loss, theta, x, y, lambda_sum)), gradient)
         except LinAlgError:  # not positive definite to rounding: a tiny lambda_sum beside a huge curvature
             pass
-    weights = curvatures(theta, x, y)
+    weights = loss.curvature(x @ theta, y)
     operator = LinearOperator((d, d), matvec=lambda v: hessian_vector(weights, x, lambda_sum, v), dtype=np.float64)
     direction, _ = cg(operator, -gradient, rtol=1e-6, maxiter=10 * d + 100)
     return direction if float(direction @ gradient) < 0.0 else -gradient
