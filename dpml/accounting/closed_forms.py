@@ -10,6 +10,7 @@ import math
 
 from scipy import special
 
+from dpml.accounting import objective
 from dpml.accounting.conversions import find_root, gaussian_epsilon_unchecked, gaussian_log_delta
 from dpml.accounting.events import (
     ADD_REMOVE,
@@ -54,7 +55,7 @@ def epsilon(atom: Event, delta: float, neighboring_relation: str) -> float:
     if isinstance(atom, EpsilonDelta):
         return _epsilon_of_statement(atom, delta)
     if isinstance(atom, ObjectivePerturbation):
-        return objective_epsilon(atom, delta, neighboring_relation)
+        return objective.epsilon(atom, delta, neighboring_relation)
     if isinstance(atom, ExponentialMechanism):  # δ(ε) = (1 − e^{(ε−η)/2})²/(1 − e^{−η})
         share = math.sqrt(delta * -math.expm1(-atom.epsilon))
         return max(0.0, atom.epsilon + 2 * math.log1p(-share)) if share < 1 else 0.0
@@ -71,7 +72,7 @@ def delta(atom: Event, epsilon: float, neighboring_relation: str) -> float:
     if isinstance(atom, EpsilonDelta):
         return _delta_of_statement(atom, epsilon)
     if isinstance(atom, ObjectivePerturbation):
-        return objective_delta(atom, epsilon, neighboring_relation)
+        return objective.delta(atom, epsilon, neighboring_relation)
     if isinstance(atom, ExponentialMechanism):
         if epsilon >= atom.epsilon:
             return 0.0
@@ -237,77 +238,3 @@ def _epsilon_of_statement(atom: EpsilonDelta, delta: float) -> float:
     # solve (δ−δ₀)/(1−δ₀)·(1+e^{−ε₀}) = 1 − e^{ε−ε₀}
     share = (delta - atom.delta) / (1 - atom.delta) * (1 + math.exp(-atom.epsilon))
     return max(0.0, atom.epsilon + math.log1p(-share)) if share < 1 else 0.0
-
-
-def jacobian_constant(atom: ObjectivePerturbation) -> float:
-    """c₀ = ln(1 + β/λ) with β = R²/4 the largest curvature of one record's logistic loss."""
-    return math.log1p(atom.norm_bound**2 / (4 * atom.lambda_sum))
-
-
-def objective_delta(atom: ObjectivePerturbation, epsilon: float, neighboring_relation: str) -> float:
-    """Upper bound on δ(ε) of logistic objective perturbation with its exact minimum released.
-
-    add_remove.  With a = R/noise_std, H the profile of the a-Gaussian pair and c₀ of :func:`jacobian_constant`, the
-    loss is at most c₀ + (a²/2 + Z)₊, Z ~ N(0, a²), in both directions; and for ε ≥ R²/lambda_sum the Jacobian term is
-    paid for by the slack of p < 1, so that δ(ε) ≤ H(ε).  Proof: docs/proofs-objective.md.  Hence
-
-        δ(ε) ≤ H(ε) if ε ≥ R²/lambda_sum;  ≤ H(ε − c₀) if ε ≥ c₀;  ≤ 1 − 2 e^{ε−c₀} Φ(−a/2) below c₀,
-
-    the last from E[1 − e^{ε−c₀−W}] with W = (a²/2 + Z)₊ and E e^{−W} = 2Φ(−a/2).
-
-    replace_one.  A group of two: (ε₁, δ₁) twice gives (2ε₁, δ₁(1 + e^{ε₁})).
-    """
-    if neighboring_relation == REPLACE_ONE:
-        half = epsilon / 2
-        return min(1.0, objective_delta(atom, half, "add_remove") * (1 + math.exp(half))) if half < 700 else 1.0
-    if atom.noise_std < 1e-150 * atom.norm_bound:
-        return 1.0
-    a = atom.norm_bound / atom.noise_std
-    shifted = epsilon - jacobian_constant(atom)
-    if shifted >= 0:
-        bound = math.exp(gaussian_log_delta(shifted, a))
-    else:
-        bound = 1 - 2 * math.exp(shifted) * float(special.ndtr(-a / 2))
-    if epsilon >= atom.norm_bound**2 / atom.lambda_sum:
-        bound = min(bound, math.exp(gaussian_log_delta(epsilon, a)))
-    return min(1.0, max(0.0, bound))
-
-
-def objective_epsilon(atom: ObjectivePerturbation, delta: float, neighboring_relation: str) -> float:
-    """Smallest ε that :func:`objective_delta` gives for δ: min(max(R²/λ, ε_H(δ)), c₀ + ε_H(δ)) under add_remove."""
-    if delta == 0:
-        return math.inf
-    if neighboring_relation == REPLACE_ONE:
-        return _objective_epsilon_of_two(atom, delta)
-    if atom.noise_std < 1e-150 * atom.norm_bound:
-        return math.inf
-    a = atom.norm_bound / atom.noise_std
-    plain = gaussian_epsilon_unchecked(delta, a)
-    free = max(atom.norm_bound**2 / atom.lambda_sum, plain)
-    priced = jacobian_constant(atom) + plain
-    if plain == 0:  # δ ≥ H(0): below c₀ the third form may give less
-        tail = 2 * float(special.ndtr(-a / 2))
-        priced = max(0.0, jacobian_constant(atom) + math.log((1 - delta) / tail)) if tail > 0 else priced
-    return min(free, priced)
-
-
-def _objective_epsilon_of_two(atom: ObjectivePerturbation, delta: float) -> float:
-    """Bisection that keeps an upper end which holds; δ₁(ε)(1 + e^ε) need not be monotone, every answer holds."""
-
-    def holds(half: float) -> bool:
-        return objective_delta(atom, 2 * half, REPLACE_ONE) <= delta
-
-    if holds(0.0):
-        return 0.0
-    high = 1e-3
-    while not holds(high):
-        high *= 2
-        if high > 690:
-            return math.inf
-    low = high / 2 if high > 1e-3 else 0.0
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return 2 * high

@@ -19,7 +19,7 @@ from dpml.errors import ConfigError, invalid
 ADD_REMOVE = "add_remove"
 REPLACE_ONE = "replace_one"
 RELATIONS = (ADD_REMOVE, REPLACE_ONE)
-LOSSES = ("logistic",)
+LOSSES = ("logistic", "monotone", "general")
 MAX_DEPTH = 50
 MAX_COUNT = 10**15  # releases of one kind, nested counts multiplied
 MAX_SCALE = 1e12  # noise multipliers, scales, ε and ρ of one release
@@ -158,13 +158,18 @@ class ObjectivePerturbation(Event):
         noise_std: absolute standard deviation of b, in the sum form of the objective.
         lambda_sum: coefficient of the sum form, > 0.
         norm_bound: public bound on the norm of one encoded row, the constant column included.
-        loss: ``"logistic"``.
+        loss: ``"logistic"``; ``"monotone"`` for any other convex loss of one score whose derivative keeps its sign
+            (smoothed hinge); ``"general"`` otherwise (Huber).
+        slope_bound, curvature_bound: bounds on the loss's derivative in the score and on the Lipschitz constant of that
+            derivative; 1 and 1/4 for ``"logistic"``.
     """
 
     noise_std: float
     lambda_sum: float
     norm_bound: float
     loss: str = "logistic"
+    slope_bound: float = 1.0
+    curvature_bound: float = 0.25
     type: ClassVar[str] = "objective_perturbation"
 
     def __post_init__(self) -> None:
@@ -173,6 +178,11 @@ class ObjectivePerturbation(Event):
         self._set("norm_bound", check_number("norm_bound", self.norm_bound, 0.0, MAX_SCALE, above=True))
         if self.loss not in LOSSES:
             raise invalid("loss", self.loss, f"one of {list(LOSSES)}", "No privacy proof covers another loss here.")
+        self._set("slope_bound", check_number("slope_bound", self.slope_bound, 0.0, MAX_SCALE, above=True))
+        self._set("curvature_bound", check_number("curvature_bound", self.curvature_bound, 0.0, MAX_SCALE))
+        for name, known in (("slope_bound", 1.0), ("curvature_bound", 0.25)):
+            if self.loss == "logistic" and getattr(self, name) != known:
+                raise invalid(name, getattr(self, name), f"{known:g} for loss='logistic'", "Use loss='monotone'.")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from scipy import special
 
+from dpml.accounting import objective
 from dpml.accounting.events import (
     ADD_REMOVE,
     DiscreteLaplace,
@@ -276,7 +277,8 @@ def _log_sinhc(y: float) -> float:
 
 @dataclass(frozen=True)
 class ObjectiveMoments:
-    """The bound W = c₀ + (a²/2 + Z)₊, Z ~ N(0, a²), on the loss of logistic objective perturbation (both directions).
+    """The bound W = c₀ + (a²/2 + Z)₊, Z ~ N(0, a²), on the loss of objective perturbation with a monotone loss (both
+    directions).
 
     The loss is below W in distribution given everything before (docs/proofs-objective.md), so that sums of W bound sums
     of losses.  M(z) = e^{zc₀}[Φ(−a/2) + e^{z(z+1)a²/2} Φ(a/2 + za)].
@@ -418,10 +420,10 @@ def _discrete_laplace(atom: DiscreteLaplace, relation: str, direction: str) -> M
 
 
 def _objective(atom: ObjectivePerturbation, relation: str, direction: str) -> Moments | None:
-    if relation != ADD_REMOVE or not 1e-3 <= atom.noise_std / atom.norm_bound <= 1e4:
+    a = objective.ratio(atom)
+    if relation != ADD_REMOVE or not objective.is_monotone(atom) or not 1e-4 <= a <= 1e3:
         return None
-    constant = math.log1p(atom.norm_bound**2 / (4 * atom.lambda_sum))
-    return ObjectiveMoments(atom.norm_bound / atom.noise_std, constant)
+    return ObjectiveMoments(a, objective.jacobian_constant(atom))
 
 
 _BUILDERS: dict[type[Event], Callable] = {

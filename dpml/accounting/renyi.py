@@ -12,8 +12,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from dpml.accounting import pairs, renyi_closed, renyi_sums
-from dpml.accounting.closed_forms import jacobian_constant
+from dpml.accounting import objective, pairs, renyi_closed, renyi_sums
 from dpml.accounting.conversions import rdp_to_delta, rdp_to_epsilon
 from dpml.accounting.events import (
     ADD_REMOVE,
@@ -136,8 +135,8 @@ def _basic(atom: Event, alpha: np.ndarray, relation: str) -> np.ndarray | None:
             return np.full(alpha.shape, np.inf)
         losses, exact = _bounded_losses(atom, relation)
         return np.minimum(_moments(losses, alpha, exact=exact), pure)
-    if isinstance(atom, ObjectivePerturbation) and relation == ADD_REMOVE:
-        return _objective(atom, alpha)
+    if isinstance(atom, ObjectivePerturbation):
+        return objective.rdp(atom, alpha, relation)
     return None
 
 
@@ -293,18 +292,6 @@ def _pure(pure: float, alpha: np.ndarray) -> np.ndarray:
     # ln cosh y = y + ln(1 + e^{−2y}) − ln 2
     far = t * pure + np.log1p(np.exp(-(2 * alpha - 1) * pure)) - math.log1p(math.exp(-pure))
     return np.minimum(np.where(near, np.log1p(excess), far) / t * _UP, pure)
-
-
-def _objective(atom: ObjectivePerturbation, alpha: np.ndarray) -> np.ndarray:
-    """From the loss bound c₀ + (a²/2 + Z)₊, Z ~ N(0, a²) (exact.objective_delta), t = α − 1:
-
-    D_α ≤ c₀ + ln[Φ(−a/2) + e^{t(t+1)a²/2}·Φ(a/2 + ta)]/t, the moment function of that variable.
-    """
-    if atom.noise_std < 1e-150 * atom.norm_bound:
-        return np.full(alpha.shape, np.inf)
-    a, t = atom.norm_bound / atom.noise_std, alpha - 1
-    upper = t * (t + 1) * a * a / 2 + special.log_ndtr(a / 2 + t * a)
-    return jacobian_constant(atom) + np.logaddexp(special.log_ndtr(-a / 2), upper) / t
 
 
 @lru_cache(maxsize=65536)
