@@ -15,8 +15,9 @@ from dpml.errors import ConfigError, invalid
 if TYPE_CHECKING:
     from dpml.trainer import PrivateTrainer
 
-MODELS = ("logreg", "softmax", "mlp")
-METHODS = ("dp_sgd", "output", "objective", "auto", "nonprivate")
+MODELS = ("logreg", "softmax", "linear_svm", "ridge", "huber", "mlp")
+METHODS = ("dp_sgd", "output", "objective", "dp_gd", "adassp", "auto", "nonprivate")
+ALL_VARIANTS = ("default", "pure", "cms11", "kst12", "redberg23", "adassp")
 RELATIONS = ("add_remove", "replace_one")
 ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp")
 DEVICES = ("auto", "cpu", "cuda")
@@ -38,11 +39,21 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     if trainer.epsilon is not None and not is_within(trainer.epsilon, *LIMITS["epsilon"]):
         way_out = "For a run without privacy use method='nonprivate'."
         raise invalid("epsilon", trainer.epsilon, "a finite number > 0 (from 1e-6 to 1e4)", way_out)
-    if trainer.delta is not None and not (is_number(trainer.delta) and 0 < trainer.delta < 1):
+    one_of("variant", trainer.variant, ALL_VARIANTS)
+    pure = trainer.variant in ("pure", "cms11")
+    if trainer.delta is not None and pure and not (is_number(trainer.delta) and trainer.delta == 0):
+        raise invalid(
+            "delta", trainer.delta, f"0 with variant={trainer.variant!r}, which is pure ε-DP", "Leave it out."
+        )
+    if trainer.delta is not None and not pure and not (is_number(trainer.delta) and 0 < trainer.delta < 1):
         raise invalid("delta", trainer.delta, "> 0 and < 1/n_declared", "Leave it out for min(1e-5, 0.1/n_declared).")
+    if trainer.solution_norm != "auto" and not is_within(trainer.solution_norm, *LIMITS["solution_norm"]):
+        raise invalid("solution_norm", trainer.solution_norm, '"auto" or a finite number > 0 (from 1e-6 to 1e9)')
+    if trainer.loss_parameter is not None and not is_positive(trainer.loss_parameter):
+        raise invalid("loss_parameter", trainer.loss_parameter, "a finite number > 0, or left out")
     if trainer.steps is not None and trainer.epochs is not None:
         raise ConfigError(f"steps = {trainer.steps!r} and epochs = {trainer.epochs!r} exclude each other: give one.")
-    for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta", "max_grad_norm", "solution_norm",
+    for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta", "max_grad_norm",
                  "excess_risk"):  # fmt: skip
         value, (low, high) = getattr(trainer, name), LIMITS[name]
         if value is not None and not is_within(value, low, high):
@@ -93,6 +104,9 @@ LIMITS: dict[str, tuple[float, float]] = {
 MOST = {"steps": 10**7, "expected_batch_size": 10**9, "micro_batch_size": 10**9, "checkpoint_every": 10**7}
 """Largest counts, for the same reason."""
 
+DESCENT = ("max_grad_norm", "steps", "learning_rate", "momentum")
+"""Arguments that ``dp_gd`` shares with ``dp_sgd``."""
+
 DP_SGD_ONLY: dict[str, object] = {
     "noise_multiplier": None,
     "max_grad_norm": 1.0,
@@ -113,6 +127,8 @@ def foreign_arguments(trainer: PrivateTrainer, method: str) -> list[str]:
         foreign: dict[str, object] = {"regularization": "auto"}
     elif method == "nonprivate":
         foreign = {**DP_SGD_ONLY, "regularization": "auto"}
+    elif method == "dp_gd":
+        foreign = {name: default for name, default in DP_SGD_ONLY.items() if name not in DESCENT} | {"loss": None}
     else:
         foreign = {**DP_SGD_ONLY, "loss": None}
     return [name for name, default in foreign.items() if getattr(trainer, name) != default]

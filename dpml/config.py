@@ -71,6 +71,13 @@ class FashionMNIST(DataConfig):
 
 
 @dataclass
+class Diabetes(DataConfig):
+    """scikit-learn's diabetes progression, a small regression."""
+
+    name: str = "diabetes"
+
+
+@dataclass
 class Synthetic(DataConfig):
     """A logistic model on uniform directions, from a public seed."""
 
@@ -102,6 +109,29 @@ class Softmax(ModelConfig):
 
 
 @dataclass
+class LinearSVM(ModelConfig):
+    """Linear support vector machine with a smoothed hinge."""
+
+    name: str = "linear_svm"
+    loss_parameter: float | None = None
+
+
+@dataclass
+class Ridge(ModelConfig):
+    """Linear regression of a target with public bounds."""
+
+    name: str = "ridge"
+
+
+@dataclass
+class Huber(ModelConfig):
+    """Robust linear regression of a target with public bounds."""
+
+    name: str = "huber"
+    loss_parameter: float | None = None
+
+
+@dataclass
 class MLP(ModelConfig):
     """Fully connected network."""
 
@@ -118,10 +148,10 @@ class MethodConfig:
 
 @dataclass
 class Auto(MethodConfig):
-    """Objective perturbation for logreg, DP-SGD for the rest."""
+    """The first method with a proof for the model: objective, dp_gd, adassp or dp_sgd."""
 
     name: str = "auto"
-    solution_norm: float = 15.0
+    solution_norm: Any = "auto"
 
 
 @dataclass
@@ -136,7 +166,7 @@ class DPSGD(MethodConfig):
     epochs: float | None = None
     learning_rate: Any = "auto"
     momentum: float = 0.9
-    solution_norm: float = 15.0
+    solution_norm: Any = "auto"
     micro_batch_size: int | None = None
     checkpoint_every: int | None = None
 
@@ -146,8 +176,9 @@ class Output(MethodConfig):
     """Noise on the regularised minimum."""
 
     name: str = "output"
-    solution_norm: float = 15.0
+    solution_norm: Any = "auto"
     regularization: Any = "auto"
+    variant: str = "default"
 
 
 @dataclass
@@ -155,8 +186,32 @@ class Objective(MethodConfig):
     """Noise in the objective."""
 
     name: str = "objective"
-    solution_norm: float = 15.0
+    solution_norm: Any = "auto"
     regularization: Any = "auto"
+    variant: str = "default"
+
+
+@dataclass
+class DPGD(MethodConfig):
+    """Noisy gradients of all records, step after step."""
+
+    name: str = "dp_gd"
+    max_grad_norm: float = 1.0
+    steps: int | None = None
+    learning_rate: Any = "auto"
+    momentum: float = 0.9
+    solution_norm: Any = "auto"
+    regularization: Any = "auto"
+
+
+@dataclass
+class AdaSSP(MethodConfig):
+    """Noisy sufficient statistics of a linear regression."""
+
+    name: str = "adassp"
+    solution_norm: Any = "auto"
+    regularization: Any = "auto"
+    variant: str = "default"
 
 
 @dataclass
@@ -209,15 +264,25 @@ GROUPS: dict[str, dict[str, type]] = {
         "table": Table,
         "census_income": CensusIncome,
         "digits": Digits,
+        "diabetes": Diabetes,
         "fashion_mnist": FashionMNIST,
         "synthetic": Synthetic,
     },
-    "model": {"logreg": LogReg, "softmax": Softmax, "mlp": MLP},
+    "model": {
+        "logreg": LogReg,
+        "softmax": Softmax,
+        "linear_svm": LinearSVM,
+        "ridge": Ridge,
+        "huber": Huber,
+        "mlp": MLP,
+    },
     "method": {
         "auto": Auto,
         "dp_sgd": DPSGD,
         "output": Output,
         "objective": Objective,
+        "dp_gd": DPGD,
+        "adassp": AdaSSP,
         "nonprivate": NonPrivate,
     },
     "privacy": {"default": PrivacyConfig},
@@ -283,6 +348,8 @@ def build_data(config: DictConfig) -> PrivateData:
             return PrivateData.census_income(data.folder)
         case "digits":
             return PrivateData.digits()
+        case "diabetes":
+            return PrivateData.diabetes()
         case "fashion_mnist":
             return PrivateData.fashion_mnist(data.folder)
         case "synthetic":
@@ -298,7 +365,7 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
     """
     method, privacy, guidance = config.method, config.privacy, config.guidance
     arguments: dict[str, Any] = {k: method[k] for k in method if k != "name"}
-    for name in ("learning_rate", "regularization"):
+    for name in ("learning_rate", "regularization", "solution_norm"):
         if name in arguments:
             arguments[name] = rate(f"method.{name}", arguments[name])
     epsilon = privacy.epsilon
@@ -307,6 +374,8 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
             f"method.noise_multiplier = {arguments['noise_multiplier']!r} and privacy.epsilon = {epsilon!r} exclude "
             "each other: add privacy.epsilon=null to fix the noise and let ε follow."
         )
+    if config.model.get("loss_parameter") is not None:
+        arguments["loss_parameter"] = config.model.loss_parameter
     if config.model.name == "mlp":
         arguments["hidden"] = [int(width) for width in config.model.hidden]
     return PrivateTrainer(

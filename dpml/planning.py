@@ -6,12 +6,24 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpml import accounting, erm
+from dpml import accounting
 from dpml.accounting import Event, NonPrivate, Trajectory
 from dpml.accounting.sample_size import guidance as sample_size_guidance
 from dpml.arguments import foreign_arguments
 from dpml.data import PublicInfo
 from dpml.errors import ConfigError, invalid
+from dpml.linear_methods import (
+    LINEAR_METHODS,
+    METHODS_OF,
+    REGRESSION,
+    VARIANTS,
+    check_linear,
+    check_pair,
+    check_variant,
+    is_pure,
+    linear_assumption,
+    plan_linear,
+)
 from dpml.results import Guarantee
 from dpml.runs import Plan
 
@@ -21,6 +33,11 @@ if TYPE_CHECKING:
     from dpml.trainer import PrivateTrainer
 
 TRAJECTORY_POINTS = 20
+AUTO_REASON = {
+    "objective": "auto: one release, nothing to tune, for a linear model",
+    "dp_gd": "auto: full-batch steps, nothing to tune, for a linear model",
+    "adassp": "auto: one release of sufficient statistics, for linear regression",
+}
 
 
 @dataclass(frozen=True)
@@ -34,12 +51,8 @@ def check_method(trainer: PrivateTrainer) -> None:
     for name in foreign_arguments(trainer, method):
         way_out = "Give epsilon instead." if name == "noise_multiplier" else "It belongs to another method."
         raise invalid(name, getattr(trainer, name), f"left out with method={method!r}", way_out)
-    if method in ("output", "objective") and trainer.model != "logreg":
-        name = trainer.model if isinstance(trainer.model, str) else type(trainer.model).__name__
-        raise ConfigError(
-            f"method = {method!r} with model = {name!r} is refused: its proof needs a convex loss with a rank-one "
-            "Hessian per record (logreg). Use method='dp_sgd'."
-        )
+    check_pair(model_name(trainer), method)
+    check_variant(trainer, method)
     if not isinstance(trainer.model, str):
         from dpml.sgd import check_model
 
@@ -48,15 +61,20 @@ def check_method(trainer: PrivateTrainer) -> None:
 
 
 def method_of(trainer: PrivateTrainer) -> str:
-    """The method that ``"auto"`` stands for: objective where its proof applies and no argument speaks of DP-SGD."""
+    """The method that ``"auto"`` stands for: the first with a proof for the model and a use for all arguments given."""
     if trainer.method != "auto":
         return trainer.method
-    return "objective" if trainer.model == "logreg" and not foreign_arguments(trainer, "objective") else "dp_sgd"
+    methods = METHODS_OF.get(trainer.model, ("dp_sgd",)) if isinstance(trainer.model, str) else ("dp_sgd",)
+    for method in methods:
+        fits = trainer.variant in VARIANTS.get(method, ("default",))
+        if fits and not foreign_arguments(trainer, method):
+            return method
+    return methods[-1]
 
 
 def device_of(trainer: PrivateTrainer) -> str:
     """``"cpu"`` or ``"cuda"``; torch is loaded only where it has to be asked."""
-    linear = method_of(trainer) in ("output", "objective")
+    linear = method_of(trainer) in LINEAR_METHODS
     if trainer.device == "cpu" or (linear and trainer.device == "auto"):
         return "cpu"
     import torch
@@ -80,11 +98,7 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
     _check_data(trainer, public, method)
     reason = "asked for"
     if trainer.method == "auto":
-        reason = (
-            "auto: one release, nothing to tune, for a linear model"
-            if method == "objective"
-            else "auto: the method that covers this model"
-        )
+        reason = AUTO_REASON.get(method, "auto: the method that covers this model")
     device = device_of(trainer)
     epsilon = trainer.epsilon
     if epsilon is None and trainer.noise_multiplier is None:
@@ -125,6 +139,7 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
             "n_declared": n,
             "n_features": public.n_features,
             "classes": list(public.classes),
+            **({} if public.target_bounds is None else {"target_bounds": list(public.target_bounds)}),
             "norm_bound": public.norm_bound,
         },
         reason=reason,
@@ -140,7 +155,7 @@ def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarante
         n_declared=public.n_declared,
         n_features=public.n_features,
         epsilon=guarantee.epsilon,
-        delta=guarantee.delta,
+        delta=guarantee.delta or public.usual_delta,  # the rule needs one, pure ε-DP has none
         excess_risk=trainer.excess_risk,
         neighboring_relation=trainer.neighboring_relation,
         norm_bound=public.norm_bound or 1.0,
@@ -167,6 +182,8 @@ def check_plan(trainer: PrivateTrainer, public: PublicInfo) -> None:
 
 def _delta_of(trainer: PrivateTrainer, public: PublicInfo, method: str) -> float:
     n = public.n_declared
+    if is_pure(method, trainer.variant):
+        return 0.0
     delta = trainer.delta if trainer.delta is not None else public.usual_delta
     if method != "nonprivate" and delta >= 1.0 / n:
         raise invalid(
@@ -186,9 +203,16 @@ def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> Non
             "method = 'nonprivate' needs data that are declared public (is_public: true); these are not. "
             "A model without privacy must not be released from a private table."
         )
-    if trainer.model == "logreg" and len(public.classes) != 2:
+    if isinstance(trainer.model, str) and (trainer.model in REGRESSION) != (public.task == "regression"):
         raise ConfigError(
-            f"model = 'logreg' needs two classes, the data declare {len(public.classes)}. Use model='softmax' or 'mlp'."
+            f"model = {trainer.model!r} does not fit the target: the data declare "
+            + (f"a number in {list(public.target_bounds or ())}" if public.task == "regression" else "classes")
+            + f". Use one of {', '.join(m for m in METHODS_OF if (m in REGRESSION) == (public.task == 'regression'))}."
+        )
+    if trainer.model == "logreg" and len(public.classes) != 2 and method in ("dp_sgd", "nonprivate"):
+        raise ConfigError(
+            f"model = 'logreg' with method = {method!r} needs two classes, the data declare {len(public.classes)}. "
+            "Use model='softmax' or 'mlp', or method='objective' or 'output' (one problem a class)."
         )
     if not isinstance(trainer.model, str):
         from dpml.sgd import check_output
@@ -203,11 +227,13 @@ def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> Non
             f"≤ n_declared = {public.n_declared}",
             "Lower it, or leave it out for a size that follows from n_declared.",
         )
-    if method in ("output", "objective") and public.norm_bound is None:
-        raise ConfigError(f"method = {method!r} needs norm_bound, a public bound on the L2 norm of a record.")
+    if method in LINEAR_METHODS:
+        check_linear(trainer, public, method)
 
 
 def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilon: float | None, delta: float) -> Any:
+    if method in LINEAR_METHODS:
+        return plan_linear(trainer, public, method, epsilon, delta)
     common: dict[str, Any] = {
         "n_declared": public.n_declared,
         "n_features": public.n_features,
@@ -215,13 +241,9 @@ def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
         "delta": delta,
         "neighboring_relation": trainer.neighboring_relation,
         "norm_bound": public.norm_bound,
-        "solution_norm": trainer.solution_norm,
+        "solution_norm": 15.0 if trainer.solution_norm == "auto" else trainer.solution_norm,
         "accountant": trainer.accountant,
     }
-    if method == "output":
-        return erm.plan_output(**common, regularization=trainer.regularization)
-    if method == "objective":
-        return erm.plan_objective(**common, regularization=trainer.regularization)
     from dpml import sgd
 
     network = network_of(trainer, public)
@@ -262,10 +284,8 @@ def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str) -> tu
         notes.append("NOT PRIVATE: the noise source is not secret (tests only)")
     if method == "dp_sgd":
         notes.append("every batch was drawn by secret independent coins (Poisson sampling)")
-    if method == "objective":
-        notes.append(
-            "logistic loss with the intercept inside the clipped row; exact-arithmetic proof, verified minimum"
-        )
+    if method in LINEAR_METHODS:
+        notes.append(linear_assumption(str(trainer.model), method))
     notes.append("floating-point noise is treated as real-valued")
     return tuple(notes)
 
@@ -278,16 +298,17 @@ def epsilon_of(trainer: PrivateTrainer, event: Event, delta: float) -> float:
 
 
 def _trajectory(trainer: PrivateTrainer, method: str, parameters: Any, delta: float) -> Trajectory:
-    if method != "dp_sgd":
+    if method not in ("dp_sgd", "dp_gd"):
         return accounting.trajectory(
             lambda _: parameters.event, [1], delta, neighboring_relation=trainer.neighboring_relation
         )
     steps = parameters.steps
+    per_step = parameters.event_per_step if method == "dp_sgd" else accounting.Gaussian(parameters.noise_multiplier)
     even = {max(1, round(steps * k / TRAJECTORY_POINTS)) for k in range(1, TRAJECTORY_POINTS + 1)}
     early = {2**k for k in range(20) if 2**k < steps / TRAJECTORY_POINTS}  # ε grows fastest at first
     points = sorted(even | early | {1})
     return accounting.trajectory(
-        lambda count: accounting.SelfComposed(event=parameters.event_per_step, count=count),
+        lambda count: accounting.SelfComposed(event=per_step, count=count),
         points,
         delta,
         neighboring_relation=trainer.neighboring_relation,

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dpml.data import read_table
 from dpml.errors import DataError, DpmlError
-from dpml.release import load
+from dpml.release import PrivateModel, load
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,12 +30,10 @@ def main(argv: list[str] | None = None) -> int:
             raise DataError("this model was trained on arrays, not on a table: use dpml.load(...).predict(array).")
         columns = [name for name, column in model.schema["columns"].items() if column["kind"] != "ignore"]
         table = read_table(Path(arguments.table), columns)
-        probabilities = model.predict_proba(table)
+        scores = _scores(model, table)
     except DpmlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    scores = pd.DataFrame({f"probability {label}": probabilities[:, k] for k, label in enumerate(model.classes)})
-    scores.insert(0, "prediction", [model.classes[k] for k in probabilities.argmax(axis=1)])
     try:
         scores.to_csv(arguments.output or sys.stdout, index_label="row")
     except OSError as error:
@@ -44,6 +42,22 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.output:
         print(f"{len(scores)} rows scored → {arguments.output}")
     return 0
+
+
+def _scores(model: PrivateModel, table: pd.DataFrame) -> pd.DataFrame:
+    """``prediction``, and for classes a probability each, or the scores of a model without probabilities."""
+    rows = model.features(table)
+    predictions = model.predictions(rows)
+    if model.is_regression:
+        return pd.DataFrame({"prediction": predictions})
+    if model.kind == "linear_svm":
+        values = model.decision_values(rows).reshape(len(predictions), -1)
+        labels = model.classes if values.shape[1] > 1 else model.classes[1:]
+        columns = {f"score {label}": values[:, k] for k, label in enumerate(labels)}
+    else:
+        probabilities = model.probabilities(rows)
+        columns = {f"probability {label}": probabilities[:, k] for k, label in enumerate(model.classes)}
+    return pd.DataFrame({"prediction": [model.classes[k] for k in predictions], **columns})
 
 
 if __name__ == "__main__":

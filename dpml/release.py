@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_tensors
-from scipy.special import expit, softmax
+from scipy import sparse
+from scipy.special import expit, log_expit, softmax
 
 from dpml.data import Encoder, Schema, transform_array
+from dpml.data.columns import target_units
 from dpml.errors import DataError, ModelError, RunFolderError
 from dpml.results import dumps, write_atomic
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.safetensors"
 MODEL_FORMAT = 1
 MODEL_KEY = "dpml"
-LINEAR = ("logreg", "softmax")
+REGRESSION = ("ridge", "huber")
+LINEAR = ("logreg", "softmax", "linear_svm", *REGRESSION)
 
 
 class RunFolder:
@@ -111,12 +114,14 @@ class PrivateModel:
     """A released model: weights, what its inputs mean, and nothing else.
 
     Attributes:
-        kind: ``"logreg"``, ``"softmax"``, ``"mlp"`` or ``"module"`` (the user's own ``torch.nn.Module``).
-        weights: name → array. ``logreg`` has one ``weight`` of shape ``(d,)``, ``softmax`` one of ``(K, d)``.
-        classes: class labels in the declared order.
+        kind: ``"logreg"``, ``"softmax"``, ``"linear_svm"``, ``"ridge"``, ``"huber"``, ``"mlp"`` or ``"module"`` (the
+            user's own ``torch.nn.Module``).
+        weights: name → array.  Linear kinds have one ``weight``: ``(d,)``, or one row a class, ``(K, d)``, for
+            ``softmax`` and for one-vs-rest ``logreg`` and ``linear_svm``.
+        classes: class labels in the declared order, ``()`` for a regression.
         preprocessing: the public map from raw arrays to feature rows (scale, constant column, norm bound).
         schema: the public schema when the model was trained on a table.
-        settings: architecture of an ``mlp``.
+        settings: architecture of an ``mlp``; ``target_bounds`` ``[lo, hi]`` of a regression.
         module: the live module of kind ``"module"``.
     """
 
@@ -129,8 +134,13 @@ class PrivateModel:
     module: torch.nn.Module | None = field(default=None, compare=False, repr=False)
 
     # -- scoring --------------------------------------------------------------------------------------------------
-    def features(self, X: pd.DataFrame | np.ndarray) -> np.ndarray:
-        """Feature rows ``(n, d)`` of a data frame (by the saved schema) or of a raw array ``(n, …)``."""
+    @property
+    def is_regression(self) -> bool:
+        """``predict`` gives numbers in the units of the target, and there are no classes."""
+        return self.kind in REGRESSION
+
+    def features(self, X: Any) -> Any:
+        """Feature rows ``(n, d)`` of a data frame (by the saved schema) or of a raw array ``(n, …)``; CSR for CSR."""
         frame: Any = X if hasattr(X, "columns") else None
         if self.schema is not None:
             if frame is None:
@@ -139,19 +149,50 @@ class PrivateModel:
                     "columns."
                 )
             return Encoder(Schema.from_dict(dict(self.schema))).transform(frame)[0]
-        rows, _ = transform_array(np.asarray(X), self.preprocessing)
+        rows, _ = transform_array(X.tocsr() if sparse.issparse(X) else np.asarray(X), self.preprocessing)
         return rows
 
-    def probabilities(self, rows: np.ndarray) -> np.ndarray:
-        """Class probabilities ``(n, K)`` of encoded rows ``(n, d)``."""
-        scores = self._scores(np.asarray(rows))
+    def probabilities(self, rows: Any) -> np.ndarray:
+        """Class probabilities ``(n, K)`` of encoded rows ``(n, d)``; one-vs-rest: the K sigmoids ÷ their sum.
+
+        Raises:
+            ModelError: the kind has no probabilities.
+        """
+        if self.is_regression:
+            raise ModelError(f"a {self.kind} model predicts numbers and has no class probabilities: use predict.")
+        if self.kind == "linear_svm":
+            raise ModelError(
+                "a linear_svm model has no probability model: use decision_function or predict, or train "
+                "model='logreg'."
+            )
+        scores = self.decision_values(rows)
         if scores.ndim == 1 or scores.shape[1] == 1:
             positive = expit(scores.reshape(-1))
             return np.column_stack([1.0 - positive, positive])
-        result: np.ndarray = softmax(scores, axis=1)
+        result: np.ndarray = softmax(log_expit(scores) if self.kind == "logreg" else scores, axis=1)
         return result
 
-    def _scores(self, rows: np.ndarray) -> np.ndarray:
+    def predictions(self, rows: Any) -> np.ndarray:
+        """Class indexes ``(n,)`` of encoded rows ``(n, d)``, or for a regression targets in their own units."""
+        if self.is_regression:
+            return target_units(self.decision_values(rows).reshape(-1), self.target_bounds)
+        if self.kind != "linear_svm":
+            return np.asarray(self.probabilities(rows).argmax(axis=1))
+        scores = self.decision_values(rows)
+        return np.asarray(scores > 0.0 if scores.ndim == 1 else scores.argmax(axis=1)).astype(np.int64)
+
+    @property
+    def target_bounds(self) -> tuple[float, float]:
+        """Public bounds of a regression's target; ``ModelError`` if the model has none."""
+        try:
+            low, high = self.settings["target_bounds"]
+            return float(low), float(high)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"this {self.kind} model has no target_bounds among its settings.") from error
+
+    def decision_values(self, rows: Any) -> np.ndarray:
+        """Raw scores of encoded rows ``(n, d)``, dense or CSR: ``(n,)``, or ``(n, K)`` with one a class."""
+        rows = rows if sparse.issparse(rows) else np.asarray(rows)
         if self.kind in LINEAR:
             weight = np.asarray(self.weights["weight"], dtype=np.float64)
             if rows.ndim != 2 or rows.shape[1] != weight.shape[-1]:
@@ -159,7 +200,10 @@ class PrivateModel:
             return np.asarray(rows @ weight.T)
         from dpml.sgd import forward  # torch only where a network needs it
 
-        return forward(self._network(), rows)
+        return forward(self._network(), rows.toarray() if sparse.issparse(rows) else rows)
+
+    def _scores(self, rows: Any) -> np.ndarray:
+        return self.decision_values(rows)
 
     def _network(self) -> torch.nn.Module:
         if self.module is not None:
@@ -175,12 +219,17 @@ class PrivateModel:
         return network
 
     def predict_proba(self, X: pd.DataFrame | np.ndarray) -> np.ndarray:
-        """Class probabilities ``(n, K)``, columns in the order of ``classes``."""
+        """Class probabilities ``(n, K)``, columns in the order of ``classes``; ``ModelError`` where there are none."""
         return self.probabilities(self.features(X))
 
+    def decision_function(self, X: pd.DataFrame | np.ndarray) -> np.ndarray:
+        """Raw scores ``(n,)``, positive for the second of two classes, or ``(n, K)`` with one a class."""
+        return self.decision_values(self.features(X))
+
     def predict(self, X: pd.DataFrame | np.ndarray) -> np.ndarray:
-        """The most probable class of each row, shape ``(n,)``."""
-        return np.asarray(self.classes)[self.predict_proba(X).argmax(axis=1)]
+        """The class of each row, shape ``(n,)``, or for a regression its target as a float within the bounds."""
+        found = self.predictions(self.features(X))
+        return found if self.is_regression else np.asarray(self.classes)[found]
 
     # -- files ----------------------------------------------------------------------------------------------------
     def to_bytes(self) -> bytes:
@@ -230,27 +279,66 @@ def load(folder: str | os.PathLike[str], module: torch.nn.Module | None = None) 
         from dpml.sgd import load_weights
 
         load_weights(module, weights)
-    return PrivateModel(kind, weights, classes, preprocessing, schema, settings, module)
+    model = PrivateModel(kind, weights, classes, preprocessing, schema, settings, module)
+    if model.is_regression:
+        _ = model.target_bounds  # a damaged file is found here
+    return model
 
 
-def class_scores(model: PrivateModel, rows: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Accuracy, log loss and (two classes) AUC of encoded rows with labels ``0 … K−1``.
+def class_scores(model: PrivateModel, rows: Any, labels: np.ndarray) -> dict[str, float]:
+    """Scores of encoded rows ``(n, d)`` with labels ``0 … K−1``, or for a regression with targets in [-1, 1].
 
-    These are functions of the test records: publish them only for a public test set.
+    Accuracy, log loss (hinge loss for ``linear_svm``) and with two classes AUC; or what :func:`regression_scores`
+    gives.  These are functions of the test records: publish them only for a public test set.
     """
     if len(labels) == 0:
         return {}
+    if model.is_regression:
+        return regression_scores(model, rows, labels)
+    if model.kind == "linear_svm":
+        return _margin_scores(model, rows, labels)
     probabilities = np.nan_to_num(model.probabilities(rows), nan=0.0)  # finite weights, but sums that overflow
     picked = np.clip(probabilities[np.arange(len(labels)), labels], 1e-12, 1.0)
     scores = {
         "accuracy": float((probabilities.argmax(axis=1) == labels).mean()),
         "loss": float(-np.log(picked).mean()),
     }
-    if probabilities.shape[1] == 2 and 0 < labels.sum() < len(labels):
-        from sklearn.metrics import roc_auc_score
+    return scores | _auc(labels, probabilities[:, 1]) if probabilities.shape[1] == 2 else scores
 
-        scores["auc"] = float(roc_auc_score(labels, probabilities[:, 1]))
-    return scores
+
+def regression_scores(model: PrivateModel, rows: Any, targets: np.ndarray) -> dict[str, float]:
+    """``rmse`` and ``mae`` in the units of the target, and ``r2`` (left out where all targets are equal).
+
+    ``targets`` (n,) are in [-1, 1] as in :class:`~dpml.data.Records`, so clipped to the public bounds.
+    """
+    if len(targets) == 0:
+        return {}
+    truth = target_units(targets, model.target_bounds)
+    errors = model.predictions(rows) - truth
+    scores = {"rmse": float(np.sqrt(np.square(errors).mean())), "mae": float(np.abs(errors).mean())}
+    spread = float(np.square(truth - truth.mean()).sum())
+    return scores | {"r2": 1.0 - float(np.square(errors).sum()) / spread} if np.ptp(truth) > 0.0 else scores
+
+
+def _margin_scores(model: PrivateModel, rows: Any, labels: np.ndarray) -> dict[str, float]:
+    """Accuracy, hinge loss (summed over the classes of one-vs-rest) and, of one score, AUC."""
+    values = model.decision_values(rows)
+    columns = values.reshape(len(labels), -1)
+    signs = 2.0 * (labels[:, None] == (np.arange(columns.shape[1]) if columns.shape[1] > 1 else 1)) - 1.0
+    scores = {
+        "accuracy": float((model.predictions(rows) == labels).mean()),
+        "loss": float(np.maximum(0.0, 1.0 - signs * columns).sum(axis=1).mean()),
+    }
+    return scores | _auc(labels, columns[:, 0]) if columns.shape[1] == 1 else scores
+
+
+def _auc(labels: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """AUC of the second class, where both occur."""
+    if not 0 < labels.sum() < len(labels):
+        return {}
+    from sklearn.metrics import roc_auc_score
+
+    return {"auc": float(roc_auc_score(labels, scores))}
 
 
 def describe(rows: Sequence[tuple[str, object]]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from dpml.accounting import Event, Trajectory, from_json
 from dpml.data import PublicInfo, Records
@@ -60,7 +61,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the ledger's first line."""
         parameters = {
-            key: value.to_json() if hasattr(value, "to_json") else to_jsonable(value)
+            key: value.to_json() if hasattr(value, "to_json") else _plain(value)
             for key, value in vars(self.parameters).items()
         }
         return {
@@ -91,7 +92,7 @@ class Plan:
         }
         rows = [
             ("method", f"{self.method} ({self.reason})"),
-            ("model", f"{self.model}, {self.data['n_features']} features, {len(self.data['classes'])} classes"),
+            ("model", f"{self.model}, {self.data['n_features']} features, {_target(self.data)}"),
             ("n declared", f"{self.data['n_declared']:,}"),
             ("promise", str(self.guarantee)),
             ("noise multiplier", f"{self.noise_multiplier:.6g}"),
@@ -106,6 +107,18 @@ class Plan:
 
     def __str__(self) -> str:
         return describe(self.rows()) + "\n" + str(self.guidance["text"])
+
+
+def _plain(value: Any) -> Any:
+    """JSON values; a loss as its name and parameters."""
+    if hasattr(value, "constants") and hasattr(value, "name"):
+        return {"name": value.name, **to_jsonable(value)}
+    return to_jsonable(value)
+
+
+def _target(data: Mapping[str, Any]) -> str:
+    bounds = data.get("target_bounds")
+    return f"{len(data['classes'])} classes" if bounds is None else f"a target from {bounds[0]:g} to {bounds[1]:g}"
 
 
 @dataclass(frozen=True)
@@ -195,9 +208,12 @@ def records_mac(key: bytes, records: Records) -> str:
     """HMAC of the records under a key that stays in ``private/`` (a bare hash would let an adversary test guesses)."""
     mac = hmac.new(key, digestmod=hashlib.sha256)
     for array in (records.X, records.y):
-        block = np.ascontiguousarray(array)
-        mac.update(str(block.shape).encode())
-        mac.update(block.tobytes())
+        csr: Any = array
+        parts = (csr.data, csr.indices, csr.indptr) if sparse.issparse(csr) else (array,)
+        for part in parts:
+            block = np.ascontiguousarray(part)
+            mac.update(str(block.shape).encode())
+            mac.update(block.tobytes())
     return mac.hexdigest()
 
 

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpml import accounting, erm
+from dpml import accounting
 from dpml.accounting import DatasetLedger, Ledger, NonPrivate
 from dpml.accounting.normal_form import flatten
 from dpml.accounting.verification import file_digest, result_digest
 from dpml.arguments import MODELS, check_arguments
 from dpml.data import PrivateData, PublicInfo, Records
 from dpml.errors import ConfigError, LedgerError, ModelError, RunFolderError
+from dpml.linear_methods import LINEAR_METHODS, fit_linear, fit_linear_nonprivate
 from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
 from dpml.planning import check_method, check_plan, epsilon_of, make_plan, method_of, model_name, network_of
 from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
@@ -43,6 +44,10 @@ from dpml.runs import (
 
 if TYPE_CHECKING:
     import torch
+
+
+CONVEX = ("logreg", "linear_svm", "ridge", "huber")
+"""Models whose non-private twin needs no torch."""
 
 
 def _save_checkpoint(folder: RunFolder, state: Mapping[str, Any]) -> None:
@@ -78,19 +83,25 @@ class PrivateTrainer:
     """Train a model under one (ε, δ).
 
     Args:
-        model: ``"logreg"``, ``"softmax"``, ``"mlp"`` or any ``torch.nn.Module`` that maps rows ``(B, d)`` to logits
-            (``(B,)`` or ``(B, 1)`` for two classes, ``(B, K)`` otherwise).
-        method: ``"dp_sgd"``, ``"output"``, ``"objective"``, ``"auto"`` (objective for ``logreg``, else ``dp_sgd``) or
-            ``"nonprivate"`` (public data only).
+        model: ``"logreg"``, ``"softmax"``, ``"linear_svm"``, ``"ridge"`` and ``"huber"`` (for a numeric target),
+            ``"mlp"`` or any ``torch.nn.Module`` that maps rows ``(B, d)`` to logits (``(B,)`` or ``(B, 1)`` for two
+            classes, ``(B, K)`` otherwise).
+        method: ``"objective"``, ``"output"``, ``"dp_gd"`` (full batches), ``"adassp"`` (linear regression),
+            ``"dp_sgd"``, ``"auto"`` (by the model, from public numbers only) or ``"nonprivate"`` (public data only).
         epsilon, delta: the budget.  Default ε is 1, default δ is min(1e-5, 0.1/n_declared) (Census-Income: 1e-6).
         neighboring_relation: ``"add_remove"`` or ``"replace_one"``.
         accountant: ``"best"``, ``"exact"``, ``"pld"``, ``"rdp"`` or ``"zcdp"``.
         noise_multiplier: fixes the noise of ``dp_sgd`` instead of ε; excludes ``epsilon``.
         max_grad_norm: per-example L2 clipping norm C.
         expected_batch_size, steps, epochs: the shape of ``dp_sgd``; ``steps`` excludes ``epochs``.
-        learning_rate, momentum: of ``dp_sgd``; ``"auto"`` follows from public numbers.
-        solution_norm: public guess R of the norm of a good solution.
-        regularization: Λ of the average loss (mean form) for ``output`` and ``objective``; ``"auto"`` needs no tuning.
+        learning_rate, momentum: of ``dp_sgd`` and ``dp_gd``; ``"auto"`` follows from public numbers.
+        solution_norm: public guess R of the norm of a good solution; ``"auto"`` is 15 for classification.
+        regularization: Λ of the average loss (mean form) for the convex methods; ``"auto"`` needs no tuning.
+        variant: how ``objective`` is calibrated: ``"default"``, ``"pure"`` (δ = 0), or as published ``"cms11"``,
+            ``"kst12"``, ``"redberg23"``; ``output``: ``"default"`` or ``"pure"``; ``adassp``: ``"default"`` or
+            ``"adassp"`` (λ from a noisy smallest eigenvalue).
+        loss_parameter: width of the smoothed hinge (``linear_svm``, default 0.5) or threshold of ``huber`` (default
+            0.1, in units of half the target's range).
         hidden: widths of the hidden layers of ``"mlp"``.
         loss: per-example loss ``loss(logits, targets) -> (B,)`` for your own module; default cross entropy.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
@@ -123,8 +134,10 @@ class PrivateTrainer:
         epochs: float | None = None,
         learning_rate: float | str = "auto",
         momentum: float = 0.9,
-        solution_norm: float = 15.0,
+        solution_norm: float | str = "auto",
         regularization: float | str = "auto",
+        variant: str = "default",
+        loss_parameter: float | None = None,
         hidden: Sequence[int] = (64,),
         loss: Callable[..., torch.Tensor] | None = None,
         micro_batch_size: int | None = None,
@@ -156,6 +169,8 @@ class PrivateTrainer:
         self.momentum = momentum
         self.solution_norm = solution_norm
         self.regularization = regularization
+        self.variant = variant
+        self.loss_parameter = loss_parameter
         self.hidden = tuple(hidden)
         self.loss = loss
         self.micro_batch_size = micro_batch_size
@@ -228,7 +243,8 @@ class PrivateTrainer:
             if cap is not None:
                 cap.reserve(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
             split_key = secrets.randbits(128)
-            records = data.load(self.noise_source or FixedNoise(split_key))
+            sparse = plan.method in LINEAR_METHODS or (plan.method == "nonprivate" and plan.model in CONVEX)
+            records = data.load(self.noise_source or FixedNoise(split_key), sparse=sparse)
             if folder is not None:
                 key = secrets.token_bytes(32)
                 saved = {"key": key.hex(), "split_key": str(split_key), "mac": records_mac(key, records)}
@@ -269,11 +285,7 @@ class PrivateTrainer:
             classes=tuple(public.classes),
             preprocessing=public.preprocessing,
             schema=public.schema,
-            settings=(
-                {"n_features": public.n_features, "n_classes": len(public.classes), "hidden": list(self.hidden)}
-                if plan.model == "mlp"
-                else {}
-            ),
+            settings=self._settings(plan, public),
             module=module,
         )
         _refuse_not_finite(weights)
@@ -335,22 +347,22 @@ class PrivateTrainer:
     ) -> tuple[dict[str, np.ndarray], torch.nn.Module | None, dict[str, Any]]:
         """Run the method; every event goes through ``ledger.charge`` first."""
         notes: dict[str, Any] = {}
-        if plan.method in ("output", "objective") or (plan.method == "nonprivate" and plan.model == "logreg"):
-            signed = 2.0 * records.y - 1.0
+        if plan.method in LINEAR_METHODS or (plan.method == "nonprivate" and plan.model in CONVEX):
+            classes = len(public.classes)
             if plan.method == "nonprivate":
                 ledger.charge(NonPrivate(), stage="train")
-                theta = erm.fit_nonprivate(records.X, signed)
+                theta = fit_linear_nonprivate(plan.model, records, classes, self.loss_parameter)
             else:
-                fit = erm.fit_output if plan.method == "output" else erm.fit_objective
-                theta, notes = fit(
+                theta, notes = fit_linear(
                     plan.parameters,
-                    records.X,
-                    signed,
+                    plan.model,
+                    plan.method,
+                    records,
+                    classes,
                     noise=noise,
                     charge=lambda event: ledger.charge(event, stage="train"),
+                    progress=None if progress is None else lambda i, n: progress(i, n, plan.guarantee.epsilon),
                 )
-                if progress is not None:
-                    progress(1, 1, plan.guarantee.epsilon)
             return {"weight": theta}, None, dict(notes)
 
         from dpml import sgd
@@ -383,6 +395,12 @@ class PrivateTrainer:
             weights = {"weight": next(iter(weights.values()))}
         return weights, (None if isinstance(self.model, str) else trained), notes
 
+    def _settings(self, plan: Plan, public: PublicInfo) -> dict[str, Any]:
+        """What scoring needs beside the weights."""
+        if plan.model == "mlp":
+            return {"n_features": public.n_features, "n_classes": len(public.classes), "hidden": list(self.hidden)}
+        return {} if public.target_bounds is None else {"target_bounds": list(public.target_bounds)}
+
     def _recompute(self, plan: Plan, ledger: Ledger) -> tuple[Guarantee, str]:
         """ε from what the ledger charged, which must not pass the promise."""
         promise, event = plan.guarantee, ledger.charged
@@ -406,11 +424,17 @@ class PrivateTrainer:
 
     def _nonprivate(self, plan: Plan, public: PublicInfo, records: Records) -> dict[str, float] | None:
         """Scores of the same linear model without privacy: only where everything is declared public."""
-        wanted = self.compare_nonprivate and public.is_public and public.test_is_public and plan.model == "logreg"
+        wanted = self.compare_nonprivate and public.is_public and public.test_is_public and plan.model in CONVEX
         if not wanted or plan.method == "nonprivate" or records.X_test is None or records.y_test is None:
             return None
-        theta = erm.fit_nonprivate(records.X, 2.0 * records.y - 1.0)
-        model = PrivateModel("logreg", {"weight": theta}, tuple(public.classes), public.preprocessing)
+        theta = fit_linear_nonprivate(plan.model, records, len(public.classes), self.loss_parameter)
+        model = PrivateModel(
+            plan.model,
+            {"weight": theta},
+            tuple(public.classes),
+            public.preprocessing,
+            settings=self._settings(plan, public),
+        )
         return {f"test_{name}": value for name, value in class_scores(model, records.X_test, records.y_test).items()}
 
     # -- resume ---------------------------------------------------------------------------------------------------

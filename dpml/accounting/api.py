@@ -10,9 +10,10 @@ from types import ModuleType
 import numpy as np
 
 from dpml.accounting import advanced, composition, exact, gdp, optimal, pld, renyi, zcdp
-from dpml.accounting.events import ADD_REMOVE, Event, Group, SelfComposed, check_number, check_relation
+from dpml.accounting.checks import ADD_REMOVE, check_number, check_one_of, check_relation
+from dpml.accounting.events import Event, Group, SelfComposed, check_event
 from dpml.accounting.normal_form import normal_form
-from dpml.errors import UnsupportedEventError, invalid
+from dpml.errors import UnsupportedEventError
 
 _MODULES: dict[str, ModuleType] = {
     "exact": exact,
@@ -151,7 +152,5 @@ def rho(event: Event, *, neighboring_relation: str = ADD_REMOVE) -> float:
 
 
 def _check(event: Event, accountant: str) -> None:
-    if not isinstance(event, Event):
-        raise invalid("event", event, "an event of dpml.accounting", "Use from_json for a JSON object.")
-    if accountant not in ACCOUNTANTS:
-        raise invalid("accountant", accountant, f"one of {list(ACCOUNTANTS)}")
+    check_event("event", event, "Use from_json for a JSON object.")
+    check_one_of("accountant", accountant, ACCOUNTANTS)

@@ -18,20 +18,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dpml.accounting import api
-from dpml.accounting.conversions import gaussian_log_delta
-from dpml.accounting.events import (
+from dpml.accounting.checks import (
     ADD_REMOVE,
     REPLACE_ONE,
-    Event,
-    Gaussian,
-    Group,
-    PoissonSampled,
     check_count,
     check_number,
+    check_one_of,
     check_relation,
+    shown,
 )
+from dpml.accounting.conversions import gaussian_log_delta
+from dpml.accounting.events import Event, Gaussian, Group, PoissonSampled, check_event
 from dpml.accounting.normal_form import effective, normal_form
 from dpml.errors import AccountingError, ConfigError, DpmlError, UnsupportedEventError, invalid
 
@@ -74,7 +74,7 @@ def calibrate(
         ConfigError: none or several targets, or one out of range.
         UnsupportedEventError: the accountant cannot bound the event.
     """
-    check_maker(make_event)
+    make_event = check_maker(make_event)
     _check_target(epsilon, delta, advantage, tpr, fpr, accountant)
     relation = check_relation(neighboring_relation)
     if epsilon is None:
@@ -116,7 +116,7 @@ def calibrate_sample_rate(
     the data can be used in every step, 0.0 if not even a probability of 1e-12 fits.  With n records and batches of
     B = q·n the largest expected batch is the answer times n.  Errors as :func:`calibrate`.
     """
-    check_maker(make_event)
+    make_event = check_maker(make_event)
     budget = _budget(epsilon, delta, accountant, neighboring_relation)
     if _over_without_sampling(make_event, budget):
         return 0.0
@@ -144,7 +144,7 @@ def calibrate_steps(
     limit: int = 10**9,
 ) -> int:
     """Largest count within the budget (0 if not even one step fits, ``limit`` if all fit); ε must not fall with it."""
-    check_maker(make_event)
+    make_event = check_maker(make_event)
     budget = _budget(epsilon, delta, accountant, neighboring_relation)
     limit = check_count("limit", limit, 1)
     log_start = _count_start(make_event, budget, growth=0.5)
@@ -174,7 +174,7 @@ def calibrate_epochs(
     ``sample_rate`` in (0, 1] is the Poisson probability that ``make_event`` uses.  An epoch is 1/sample_rate steps,
     which need not be a whole number: steps are what is counted and paid for.  Otherwise as :func:`calibrate_steps`.
     """
-    check_maker(make_event)
+    make_event = check_maker(make_event)
     rate = check_number("sample_rate", sample_rate, 0.0, 1.0, above=True)
     steps = calibrate_steps(
         make_event,
@@ -202,6 +202,7 @@ def calibrate_group_size(
     ``Group(event, k)``, or :func:`dpml.accounting.groups.group_epsilon` where the accountant does not know the group's
     pair.  Errors as :func:`calibrate_steps`.
     """
+    check_event("event", event, "Use from_json for a JSON object.")
     budget = _budget(epsilon, delta, accountant, neighboring_relation)
     limit = check_count("limit", limit, 1)
     log_start = _count_start(lambda size: Group(event, size), budget, growth=1.0)
@@ -257,15 +258,22 @@ def _over(value: float, target: float) -> float:
     return max(math.log(value / target), 1e-300) if target > 0 and math.isfinite(value) else math.inf
 
 
-def check_maker(make_event: object) -> None:
-    """Refuses what is not a function from a number to an event."""
+def check_maker(make_event: object) -> Callable[[Any], Event]:
+    """The function from a number to an event, refusing by name whatever else it returns; and what is no function."""
     if not callable(make_event):
-        raise invalid("make_event", make_event, "a function from a number to an event of dpml.accounting")
+        raise invalid("make_event", shown(make_event), "a function from a number to an event of dpml.accounting")
+    function = make_event
+
+    def make(value: float) -> Event:
+        return check_event(f"make_event({value!r})", function(value))
+
+    return make
 
 
 def _budget(epsilon: float, delta: float, accountant: str, neighboring_relation: str) -> _Budget:
     epsilon = check_number("epsilon", epsilon, 0.0)
     delta = check_number("delta", delta, 0.0, 1.0, below=True)
+    check_one_of("accountant", accountant, api.ACCOUNTANTS)
     return _Budget(epsilon, delta, accountant, check_relation(neighboring_relation))
 
 
@@ -277,6 +285,7 @@ def _check_target(
     fpr: float | None,
     accountant: str,
 ) -> None:
+    check_one_of("accountant", accountant, api.ACCOUNTANTS)
     given = {"epsilon": epsilon, "advantage": advantage, "tpr": tpr}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
@@ -287,7 +296,8 @@ def _check_target(
     for first, second, value in (("epsilon", "delta", delta), ("tpr", "fpr", fpr)):
         if (named == [first]) != (value is not None):
             raise ConfigError(
-                f"{second} = {value!r} is not allowed with the target {named[0]!r}: {first} and {second} go together."
+                f"{second} = {shown(value)!r} is not allowed with the target {named[0]!r}: {first} and {second} "
+                "go together."
             )
     if epsilon is None and accountant != "best":
         raise ConfigError(

@@ -12,22 +12,28 @@ import math
 import numpy as np
 from scipy import special
 
-from dpml.accounting.events import ADD_REMOVE, Laplace, check_number
+from dpml.accounting.checks import ADD_REMOVE, check_number, check_one_of, shown
+from dpml.accounting.events import MAX_SCALE, Laplace
 from dpml.errors import invalid
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 UP = 1 + 4e-15
 _UNIT = 2.3e-16
+_LARGEST_LOG = 690.0  # of a noise: e^690 ≈ 1e300
 FORMS = ("tight", "simple")
 _ROUNDING = 1e-15  # times the sum of all terms' sizes: more than the error of adding a handful of them
 
 
 def find_root(function, low: float, high: float, *, xtol: float, rtol: float) -> float:  # type: ignore[no-untyped-def]
-    """Brent's root of ``function`` between two points of opposite sign (scipy is loaded on first use)."""
+    """Brent's root of ``function`` between two points of opposite sign (scipy is loaded on first use).
+
+    As near as 5000 turns come, which halve down to 1e-300 from anywhere; callers check what they return.
+    """
     from scipy import optimize
 
-    return float(optimize.brentq(function, low, high, xtol=xtol, rtol=rtol))
+    found, _ = optimize.brentq(function, low, high, xtol=xtol, rtol=rtol, maxiter=5000, full_output=True, disp=False)
+    return float(found)
 
 
 def _mills(x: np.ndarray | float) -> np.ndarray:
@@ -94,13 +100,18 @@ def gaussian_epsilon_unchecked(delta: float, mu: float) -> float:
     if gaussian_log_delta(0.0, mu) <= target:
         return 0.0
     # Q(u) <= exp(-u²/2) for u >= 0: this ε is enough
-    high = mu * mu / 2 + mu * math.sqrt(2 * -target)
-    root = find_root(lambda e: gaussian_log_delta(e, mu) - target, 0.0, high * UP, xtol=1e-300, rtol=1e-15)
-    return _nudge(root, lambda e: gaussian_log_delta(e, mu) <= target)
+    high = (mu * mu / 2 + mu * math.sqrt(2 * -target)) * UP
+    if math.isinf(high) or gaussian_log_delta(high, mu) > target:
+        return math.inf  # above all floats, or where u has no digits left
+    root = find_root(lambda e: gaussian_log_delta(e, mu) - target, 0.0, high, xtol=1e-300, rtol=1e-15)
+    return min(high, _nudge(root, lambda e: gaussian_log_delta(e, mu) <= target))
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Smallest noise std ÷ L2 sensitivity with which the Gaussian mechanism is (ε, δ)-DP; ε ≥ 0, 0 < δ < 1."""
+    """Smallest noise std ÷ L2 sensitivity with which the Gaussian mechanism is (ε, δ)-DP; ε ≥ 0, 0 < δ < 1.
+
+    Raises ConfigError where ε and δ are so small together that the noise is above all floats.
+    """
     epsilon = check_number("epsilon", epsilon, 0.0)
     delta = check_number("delta", delta, 0.0, 1.0, above=True, below=True)
     target = math.log(delta)
@@ -108,20 +119,28 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     def excess(log_sigma: float) -> float:
         return max(gaussian_log_delta(epsilon, math.exp(-log_sigma)), -1e300) - target
 
-    low = high = math.log(max(math.sqrt(2 * -target) / epsilon, 1e-6) if epsilon > 0 else 1.0)
+    # enough in any case: δ(0) = 2Φ(1/2σ) − 1 ≤ 1/(σ√(2π)); from there or from √(2 ln(1/δ))/ε the root is bracketed
+    start = -_LOG_SQRT_2PI - target
+    if epsilon > 0:
+        start = min(start, max(math.log(2 * -target) / 2 - math.log(epsilon), math.log(1e-6)))
+    low = high = min(start, _LARGEST_LOG)
     while excess(low) <= 0:
         low -= 1.0
     while excess(high) > 0:
         high += 1.0
+        if high > _LARGEST_LOG:
+            raise invalid(
+                "(epsilon, delta)", (epsilon, delta), "reached by a noise below 1e300", "Raise epsilon or delta."
+            )
     sigma = math.exp(find_root(excess, low, high, xtol=1e-15, rtol=1e-15))
     return _nudge(sigma, lambda s: gaussian_log_delta(epsilon, 1 / s) <= target)
 
 
 def _nudge(value: float, holds) -> float:  # type: ignore[no-untyped-def]
-    """``value`` moved up, in steps that double from 4e-15 relative, until ``holds`` is true."""
+    """``value`` moved up, in steps that double from 4e-15 relative, until ``holds`` is true; ``inf`` at the last."""
     step = 4e-15
-    while not holds(value):
-        value *= 1 + step
+    while value < math.inf and not holds(value):
+        value = max(value * (1 + step), math.nextafter(value, math.inf))
         step *= 2
     return value
 
@@ -179,18 +198,32 @@ def rdp_to_delta(orders: np.ndarray, values: np.ndarray, epsilon: float, *, form
 
 def check_form(form: object) -> str:
     """The form itself; raises :class:`ConfigError` for any other value."""
-    if form not in FORMS:
-        raise invalid("form", form, f"one of {list(FORMS)}")
-    return str(form)
+    return check_one_of("form", form, FORMS)
+
+
+def check_array(name: str, value: object, allowed: str) -> np.ndarray:
+    """``value`` (a number or nested sequences of them) as a float array, else :class:`ConfigError`."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "O":  # fractions, say, and integers beyond 64 bits
+            items = [item if isinstance(item, float) else check_number(name, item, -math.inf) for item in array.ravel()]
+            array = np.array(items, dtype=float).reshape(array.shape)
+    except (TypeError, ValueError, OverflowError):  # ragged, or not numbers
+        raise invalid(name, shown(value), allowed) from None
+    if array.dtype.kind not in "iuf":
+        raise invalid(name, shown(value), allowed)
+    return array.astype(float)
 
 
 def _check_curve(orders: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Orders and divergences as float arrays; divergences below 0 by a rounding error count as 0."""
-    orders, values = np.asarray(orders, dtype=float), np.asarray(values, dtype=float)
+    orders = check_array("orders", orders, "finite numbers > 1")
     if not np.all(np.isfinite(orders)) or np.any(orders <= 1):
-        raise invalid("orders", orders.tolist(), "finite numbers > 1")
+        raise invalid("orders", shown(orders.tolist()), "finite numbers > 1")
+    allowed = f"Rényi divergences (no NaN) of shape {orders.shape}, as orders"
+    values = check_array("values", values, allowed)
     if values.shape != orders.shape or np.any(np.isnan(values)):
-        raise invalid("values", values.tolist(), f"Rényi divergences (no NaN) of shape {orders.shape}, as orders")
+        raise invalid("values", shown(values.tolist()), allowed)
     return orders, np.maximum(values, 0.0)
 
 
@@ -335,7 +368,7 @@ def laplace_to_rdp(scale: float, orders: np.ndarray) -> np.ndarray:
     """
     from dpml.accounting import renyi
 
-    scale, orders = check_number("scale", scale, 0.0, above=True), _check_orders(orders)
+    scale, orders = check_number("scale", scale, 0.0, MAX_SCALE, above=True), _check_orders(orders)
     pure = 1 / scale
     inside = np.where((orders > 1) & np.isfinite(orders), orders, 2.0)
     found = renyi.rdp(Laplace(scale), inside.ravel(), ADD_REMOVE).reshape(inside.shape)
@@ -355,9 +388,10 @@ def _response(epsilon: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _check_orders(orders: np.ndarray) -> np.ndarray:
-    orders = np.asarray(orders, dtype=float)
+    allowed = "numbers >= 1 (inf allowed)"
+    orders = check_array("orders", orders, allowed)
     if np.any(np.isnan(orders)) or np.any(orders < 1):
-        raise invalid("orders", orders.tolist(), "numbers >= 1 (inf allowed)")
+        raise invalid("orders", shown(orders.tolist()), allowed)
     return orders
 
 
@@ -406,10 +440,10 @@ def largest_gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def _nudge_down(value: float, holds) -> float:  # type: ignore[no-untyped-def]
-    """``value`` moved down, in steps that double from 4e-15 relative, until ``holds`` is true."""
+    """``value`` moved down, in steps that double from 4e-15 relative, until ``holds`` is true; 0 at the last."""
     step = 4e-15
-    while not holds(value):
-        value *= 1 - step
+    while value > 0 and not holds(value):
+        value = min(value * max(0.0, 1 - step), math.nextafter(value, 0.0))
         step *= 2
     return value
 
@@ -423,7 +457,7 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     if isinstance(epsilon, float | int) and not isinstance(epsilon, bool) and 1 <= epsilon < math.inf:
         raise invalid(
             "epsilon",
-            epsilon,
+            shown(epsilon),
             "below 1: the classical Gaussian noise has no proof from there on and falls short at large epsilon",
             "Use gaussian_noise_multiplier, which is exact for every epsilon.",
         )

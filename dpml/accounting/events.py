@@ -14,58 +14,21 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
+from dpml.accounting.checks import ADD_REMOVE as ADD_REMOVE
+from dpml.accounting.checks import MAX_COUNT as MAX_COUNT
+from dpml.accounting.checks import RELATIONS as RELATIONS
+from dpml.accounting.checks import REPLACE_ONE as REPLACE_ONE
+from dpml.accounting.checks import check_count as check_count
+from dpml.accounting.checks import check_list as check_list
+from dpml.accounting.checks import check_number as check_number
+from dpml.accounting.checks import check_one_of as check_one_of
+from dpml.accounting.checks import check_relation as check_relation
+from dpml.accounting.checks import shown as shown
 from dpml.errors import ConfigError, invalid
 
-ADD_REMOVE = "add_remove"
-REPLACE_ONE = "replace_one"
-RELATIONS = (ADD_REMOVE, REPLACE_ONE)
 LOSSES = ("logistic", "monotone", "general")
 MAX_DEPTH = 50
-MAX_COUNT = 10**15  # releases of one kind, nested counts multiplied
 MAX_SCALE = 1e12  # noise multipliers, scales, ε and ρ of one release
-
-
-def check_relation(neighboring_relation: object) -> str:
-    """The relation itself; raises :class:`ConfigError` for any other value."""
-    if neighboring_relation not in RELATIONS:
-        raise invalid("neighboring_relation", neighboring_relation, f"one of {list(RELATIONS)}")
-    return str(neighboring_relation)
-
-
-def check_number(
-    name: str, value: object, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
-) -> float:
-    """``value`` as a finite float in [low, high] (open ends by ``above``/``below``), else :class:`ConfigError`."""
-    allowed = f"a finite number {'>' if above else '>='} {low:g}"
-    if math.isfinite(high):
-        allowed += f" and {'<' if below else '<='} {high:g}"
-    if isinstance(value, bool | str | bytes) or value is None:
-        raise invalid(name, value, allowed)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise invalid(name, _short(value), allowed) from None
-    if not math.isfinite(number) or number < low or number > high or (above and number == low):
-        raise invalid(name, value, allowed)
-    if below and number == high:
-        raise invalid(name, value, allowed)
-    return number
-
-
-def check_count(name: str, value: object, low: int = 0) -> int:
-    """``value`` as an int from low to MAX_COUNT, else :class:`ConfigError`; floats and booleans are refused."""
-    allowed = f"an integer >= {low} and <= {MAX_COUNT:.0e}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise invalid(name, value, allowed)
-    number = int(value.__index__())
-    if not low <= number <= MAX_COUNT:
-        raise invalid(name, _short(number), allowed)
-    return number
-
-
-def _short(value: object) -> object:
-    """The value for a message; Python refuses to print integers of many digits."""
-    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > 10**40 else value
 
 
 @dataclass(frozen=True)
@@ -176,8 +139,7 @@ class ObjectivePerturbation(Event):
         self._set("noise_std", check_number("noise_std", self.noise_std, 0.0, MAX_SCALE))
         self._set("lambda_sum", check_number("lambda_sum", self.lambda_sum, 0.0, MAX_SCALE**2, above=True))
         self._set("norm_bound", check_number("norm_bound", self.norm_bound, 0.0, MAX_SCALE, above=True))
-        if self.loss not in LOSSES:
-            raise invalid("loss", self.loss, f"one of {list(LOSSES)}", "No privacy proof covers another loss here.")
+        self._set("loss", check_one_of("loss", self.loss, LOSSES, "No privacy proof covers another loss here."))
         self._set("slope_bound", check_number("slope_bound", self.slope_bound, 0.0, MAX_SCALE, above=True))
         self._set("curvature_bound", check_number("curvature_bound", self.curvature_bound, 0.0, MAX_SCALE))
         for name, known in (("slope_bound", 1.0), ("curvature_bound", 0.25)):
@@ -329,8 +291,7 @@ class ReportNoisyMax(Event):
 
     def __post_init__(self) -> None:
         self._set("epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE))
-        if self.noise not in NOISY_MAX_NOISES:
-            raise invalid("noise", self.noise, f"one of {list(NOISY_MAX_NOISES)}")
+        self._set("noise", check_one_of("noise", self.noise, NOISY_MAX_NOISES))
 
 
 @dataclass(frozen=True)
@@ -357,7 +318,7 @@ class PoissonSampled(Event):
 
     def __post_init__(self) -> None:
         self._set("sampling_probability", check_number("sampling_probability", self.sampling_probability, 0.0, 1.0))
-        _check_event("event", self.event)
+        check_event("event", self.event)
 
 
 @dataclass(frozen=True)
@@ -378,7 +339,7 @@ class SampledWithoutReplacement(Event):
         self._set("sample_size", check_count("sample_size", self.sample_size))
         if self.sample_size > self.source_size:
             raise invalid("sample_size", self.sample_size, f"at most source_size = {self.source_size}")
-        _check_event("event", self.event)
+        check_event("event", self.event)
 
 
 @dataclass(frozen=True)
@@ -395,7 +356,7 @@ class RepeatAndSelect(Event):
     type: ClassVar[str] = "repeat_and_select"
 
     def __post_init__(self) -> None:
-        _check_event("event", self.event)
+        check_event("event", self.event)
         if self.shape is None:
             self._set("mean", check_number("mean", self.mean, 0.0, 1e9, above=True))
         else:
@@ -412,7 +373,7 @@ class Group(Event):
     type: ClassVar[str] = "group"
 
     def __post_init__(self) -> None:
-        _check_event("event", self.event)
+        check_event("event", self.event)
         self._set("size", check_count("size", self.size, 1))
 
 
@@ -432,7 +393,7 @@ class SelfComposed(Event):
     type: ClassVar[str] = "self_composed"
 
     def __post_init__(self) -> None:
-        _check_event("event", self.event)
+        check_event("event", self.event)
         self._set("count", check_count("count", self.count))
 
 
@@ -444,11 +405,9 @@ class Composed(Event):
     type: ClassVar[str] = "composed"
 
     def __post_init__(self) -> None:
-        if isinstance(self.events, Event) or not hasattr(self.events, "__iter__"):
-            raise invalid("events", self.events, "a sequence of events")
-        self._set("events", tuple(self.events))
+        self._set("events", tuple(check_list("events", self.events, "a sequence of events")))
         for part in self.events:
-            _check_event("events", part)
+            check_event("events", part)
 
 
 _TYPES: dict[str, type[Event]] = {
@@ -485,9 +444,11 @@ def _fields(kind: type[Event]) -> tuple[str, ...]:
     return tuple(item.name for item in fields(kind))
 
 
-def _check_event(name: str, value: object) -> None:
+def check_event(name: str, value: object, way_out: str = "") -> Event:
+    """The event itself; raises :class:`ConfigError` for anything else."""
     if not isinstance(value, Event):
-        raise invalid(name, value, "an event of dpml.accounting")
+        raise invalid(name, shown(value), "an event of dpml.accounting", way_out)
+    return value
 
 
 def from_json(data: Any) -> Event:
@@ -503,10 +464,10 @@ def _from_json(data: Any, depth: int) -> Event:
     if depth > MAX_DEPTH:
         raise ConfigError(f"event is nested more than {MAX_DEPTH} deep; flatten its compositions.")
     if not isinstance(data, Mapping):
-        raise invalid("event", data, "a JSON object with a key 'type'")
+        raise invalid("event", shown(data), "a JSON object with a key 'type'")
     kind = _TYPES.get(data.get("type")) if isinstance(data.get("type"), str) else None  # type: ignore[arg-type]
     if kind is None:
-        raise invalid("event type", data.get("type"), f"one of {sorted(_TYPES)}")
+        raise invalid("event type", shown(data.get("type")), f"one of {sorted(_TYPES)}")
     names = _fields(kind)
     unknown = sorted(str(key) for key in data if key not in (*names, "type"))
     if unknown:
@@ -520,7 +481,7 @@ def _from_json(data: Any, depth: int) -> Event:
         values["event"] = _from_json(values["event"], depth + 1)
     if "events" in values:
         if not isinstance(values["events"], list | tuple):
-            raise invalid("events", values["events"], "a list of events")
+            raise invalid("events", shown(values["events"]), "a list of events")
         values["events"] = tuple(_from_json(part, depth + 1) for part in values["events"])
     return kind(**values)
 

@@ -34,18 +34,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpml.accounting import api, renyi
+from dpml.accounting.checks import ADD_REMOVE, MAX_COUNT, check_list, check_number, check_relation, shown
 from dpml.accounting.composition import compose
 from dpml.accounting.conversions import zcdp_to_epsilon
-from dpml.accounting.events import (
-    ADD_REMOVE,
-    MAX_COUNT,
-    MAX_SCALE,
-    EpsilonDelta,
-    Event,
-    check_number,
-    check_relation,
-    event_name,
-)
+from dpml.accounting.events import MAX_SCALE, EpsilonDelta, Event, check_event, event_name
 from dpml.accounting.normal_form import normal_form
 from dpml.errors import BudgetExceededError, ConfigError, UnsupportedEventError, invalid
 from dpml.results import Guarantee, number, to_jsonable
@@ -68,6 +60,13 @@ class PrivacyFilter(ABC):
     """
 
     kind: ClassVar[str] = ""
+
+    def __new__(cls, *_: object, **__: object) -> PrivacyFilter:
+        """Refuses the base class by name, not with Python's own TypeError."""
+        if cls is PrivacyFilter:
+            names = sorted(kind.__name__ for kind in FILTERS.values())
+            raise ConfigError(f"PrivacyFilter is what all filters share, not itself one: make one of {names}.")
+        return super().__new__(cls)
 
     def __init__(self, epsilon: float, delta: float, neighboring_relation: str, budget: Mapping[str, float]) -> None:
         self._epsilon = epsilon
@@ -160,7 +159,9 @@ class PrivacyFilter(ABC):
         name = values.pop("type", None)
         kind = FILTERS.get(name) if isinstance(name, str) else None
         if kind is None:
-            raise invalid("state", state, f"the state of a filter: a JSON object with type one of {sorted(FILTERS)}")
+            raise invalid(
+                "state", shown(state), f"the state of a filter: a JSON object with type one of {sorted(FILTERS)}"
+            )
         counts = {key: values.pop(key) for key in _COUNTS if key in values}
         if "neighboring_relation" not in values:
             raise ConfigError(f"state of a {kind.kind!r} filter lacks neighboring_relation: nothing is assumed here.")
@@ -178,12 +179,14 @@ class PrivacyFilter(ABC):
         good = good and isinstance(admitted, int) and not isinstance(admitted, bool) and 0 <= admitted <= MAX_COUNT
         try:
             amounts = tuple(number(value) for value in spent) if good and spent is not None else ()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             good = False
         if not good or any(math.isnan(value) or value < 0 for value in amounts):
-            raise invalid("state", dict(counts), f"one number >= 0 under 'spent' for each of {list(self._names)}")
+            raise invalid(
+                "state", shown(dict(counts)), f"one number >= 0 under 'spent' for each of {list(self._names)}"
+            )
         if not admitted and any(amounts):
-            raise invalid("state", dict(counts), "'admitted' > 0 where something is spent")
+            raise invalid("state", shown(dict(counts)), "'admitted' > 0 where something is spent")
         self._spent, self._admitted = amounts, int(admitted or 0)
 
     # -- what a subclass gives ------------------------------------------------------------------------------------
@@ -457,10 +460,10 @@ class Odometer:
         try:
             made = cls(state["delta"], orders=state["orders"], neighboring_relation=state["neighboring_relation"])
             spent, recorded = tuple(number(value) for value in state["spent"]), int(state["recorded"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"state is not the state of an odometer: {error!r}") from error
         if len(spent) != len(made.orders) or any(math.isnan(value) or value < 0 for value in spent) or recorded < 0:
-            raise invalid("state", dict(state), "one number >= 0 under 'spent' for each order")
+            raise invalid("state", shown(dict(state)), "one number >= 0 under 'spent' for each order")
         made._spent, made._recorded = spent, recorded
         return made
 
@@ -507,11 +510,10 @@ def rho_budget(epsilon: float, delta: float) -> float:
 
 
 def _check_orders(orders: object) -> tuple[float, ...]:
-    if isinstance(orders, str | bytes | Mapping) or not hasattr(orders, "__iter__"):
-        raise invalid("orders", orders, "a sequence of numbers in (1, 65536]")
-    checked = tuple(check_number("orders", value, 1.0, MAX_ORDER, above=True) for value in orders)
+    values = check_list("orders", orders, "a sequence of numbers in (1, 65536]")
+    checked = tuple(check_number("orders", value, 1.0, MAX_ORDER, above=True) for value in values)
     if not checked or len(set(checked)) != len(checked):
-        raise invalid("orders", list(checked), "one or more different orders")
+        raise invalid("orders", shown(list(checked)), "one or more different orders")
     return checked
 
 
@@ -559,8 +561,7 @@ def _add_up(a: float, b: float) -> float:
 
 def _split(event: Event, relation: str) -> tuple[dict[Event, int], float]:
     """Atoms with statements (ε, δ) replaced by their ε, and Σδ of the statements."""
-    if not isinstance(event, Event):
-        raise invalid("event", event, "an event of dpml.accounting", "Use from_json for a JSON object.")
+    check_event("event", event, "Use from_json for a JSON object.")
     atoms: dict[Event, int] = {}
     deltas = []
     for atom, count in normal_form(event, relation).items():

@@ -175,10 +175,16 @@ def _collect_sampled(event: PoissonSampled, count: int, atoms: Atoms) -> None:
     only = _only(inner)
     if only is not None:
         if isinstance(only, PoissonSampled):
-            atom = PoissonSampled(q * only.sampling_probability, only.event)
+            atom = PoissonSampled(_product(q, only.sampling_probability), only.event)
         else:
             atom = PoissonSampled(q, only)
     _add(atoms, atom, count)
+
+
+def _product(first: float, second: float) -> float:
+    """first·second; where floats lose digits or all of it, rounded up: rate 0 would cost nothing."""
+    product = first * second
+    return math.nextafter(product, 1.0) if product < 1e-300 else product
 
 
 def _collect_fixed_size(event: SampledWithoutReplacement, count: int, atoms: Atoms) -> None:

@@ -9,6 +9,8 @@ Fourier transforms.  Three choices keep the answer an upper bound that is also t
 * a bound on that rounding error, the mass that may have wrapped around the grid, and the tails that were cut off are
   all added to δ.
 
+Where all parts are (ε, δ) statements (or pure), their sum is taken where it is smaller.
+
 Both directions of the pair are composed separately and the larger ε is reported; where an UnequalGaussian takes part,
 which of its sides belongs to which data set is tried both ways, the same way for all releases.  The method is that of
 Koskela, Jälkö & Honkela 2020 and Gopi, Lee & Wutschitz 2021 with the tilting of an Esscher transform.
@@ -19,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from scipy import fft
@@ -38,6 +41,7 @@ from dpml.accounting.events import (
 )
 from dpml.accounting.normal_form import effective, integer_sensitivity, merge_gaussians, normal_form
 from dpml.accounting.pairs import LossPmf
+from dpml.accounting.theorems import Statement, event_statements, round_up, total_delta, total_epsilon
 from dpml.errors import DpmlError, UnsupportedEventError
 
 _UNIT = float(np.finfo(float).eps)
@@ -63,17 +67,27 @@ class _Composed:
 def epsilon(event: Event, delta: float, neighboring_relation: str) -> float:
     """Upper bound on ε(δ), 0 < δ < 1; ``inf`` where infinite losses alone have more mass than δ."""
     atoms = _atoms(event, neighboring_relation)
+    basic = _basic(event, neighboring_relation)
+    limit = round_up(total_epsilon(basic)) if basic is not None and total_delta(basic) <= Fraction(delta) else math.inf
     if atoms is None:
-        return math.inf
+        return limit
     if not atoms:
         return 0.0
     try:
         with np.errstate(all="ignore"):
-            return _epsilon(atoms, delta, neighboring_relation)
+            return min(limit, _epsilon(atoms, delta, neighboring_relation))
     except DpmlError:
         raise
     except (ArithmeticError, ValueError):  # losses or counts that floats do not hold: no bound
-        return math.inf
+        return limit
+
+
+def _basic(event: Event, relation: str) -> list[Statement] | None:
+    """The parts as (ε, δ) statements, if all of them are: basic composition is free, and a grid can be looser."""
+    try:
+        return event_statements(event, relation, "pld")
+    except UnsupportedEventError:
+        return None
 
 
 def _epsilon(atoms: dict[Event, int], delta: float, relation: str) -> float:
@@ -85,24 +99,28 @@ def _epsilon(atoms: dict[Event, int], delta: float, relation: str) -> float:
             continue
         composed = plan.composed()
         if _hockey_stick(composed, found) > delta:
-            found = _solve(composed, delta)
+            found = max(found, _solve(composed, delta))
     return found
 
 
 def delta(event: Event, epsilon: float, neighboring_relation: str) -> float:
     """Upper bound on δ(ε)."""
     atoms = _atoms(event, neighboring_relation)
+    basic = _basic(event, neighboring_relation)
+    limit = 1.0
+    if basic is not None and total_epsilon(basic) <= Fraction(epsilon):
+        limit = min(1.0, round_up(total_delta(basic)))
     if atoms is None:
-        return 1.0
+        return limit
     if not atoms:
         return 0.0
     try:
         with np.errstate(all="ignore"):
-            return _delta(event, atoms, epsilon, neighboring_relation)
+            return min(limit, _delta(event, atoms, epsilon, neighboring_relation))
     except DpmlError:
         raise
     except (ArithmeticError, ValueError):  # as in epsilon
-        return 1.0
+        return limit
 
 
 def _delta(event: Event, atoms: dict[Event, int], epsilon: float, relation: str) -> float:

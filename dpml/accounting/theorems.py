@@ -29,7 +29,9 @@ from dpml.accounting.events import (
     RandomizedResponse,
     SampledWithoutReplacement,
     check_count,
+    check_list,
     check_number,
+    check_one_of,
     event_name,
 )
 from dpml.accounting.normal_form import effective, integer_sensitivity, normal_form
@@ -44,6 +46,7 @@ _MAX_WINDOW = 2**22  # outcomes of one binomial that are kept: enough for about 
 _MAX_OUTCOMES = 2**20  # of the exact enumeration
 _MIN_CELLS, _MAX_CELLS = 2**13, 2**17  # of the grid
 _MAX_GROUPS = 4096
+_LEAST = 5e-324  # the smallest float above 0
 
 
 # ---------------------------------------------------------------------------------------------- basic and advanced
@@ -79,8 +82,7 @@ def advanced_composition(
     None of them is compared with the basic kε, which is smaller for few releases.
     """
     count = check_count("count", count)
-    if form not in ADVANCED_FORMS:
-        raise invalid("form", form, f"one of {list(ADVANCED_FORMS)}")
+    check_one_of("form", form, ADVANCED_FORMS)
     return _advanced(statements([epsilon], [delta], [count]), slack, form)
 
 
@@ -97,20 +99,20 @@ def advanced_composition_heterogeneous(
 
 def compose_zcdp(rhos: Sequence[float]) -> float:
     """Σ ρⱼ of releases that are ρⱼ-zCDP  (Bun & Steinke 2016, Lemma 1.7)."""
-    return _sum_up((check_number("rhos", rho, 0.0), 1) for rho in rhos)
+    return _sum_up((check_number("rhos", rho, 0.0), 1) for rho in check_list("rhos", rhos))
 
 
 def compose_gdp(mus: Sequence[float]) -> float:
     """√(Σ μⱼ²) of releases that are μⱼ-GDP  (Dong, Roth & Su 2022, Corollary 3.3)."""
-    return math.hypot(*(check_number("mus", mu, 0.0) for mu in mus)) * UP
+    return math.hypot(*(check_number("mus", mu, 0.0) for mu in check_list("mus", mus))) * UP
 
 
 def statements(
     epsilons: Sequence[float], deltas: Sequence[float], counts: Sequence[int] | None = None
 ) -> list[Statement]:
     """The lists as checked statements; equal ones are added up, those that cost nothing are dropped."""
-    epsilons, deltas = list(epsilons), list(deltas)
-    times = [1] * len(epsilons) if counts is None else list(counts)
+    epsilons, deltas = check_list("epsilons", epsilons), check_list("deltas", deltas)
+    times = [1] * len(epsilons) if counts is None else check_list("counts", counts, "a sequence of integers")
     if not len(epsilons) == len(deltas) == len(times):
         lengths = f"{len(epsilons)}, {len(deltas)} and {len(times)}"
         raise invalid("lengths of epsilons, deltas and counts", lengths, "equal")
@@ -128,8 +130,11 @@ def _sum_up(terms: Iterable[tuple[float, int]]) -> float:
 
 
 def round_up(number: Fraction) -> float:
-    """The smallest float ≥ ``number``, up to one unit in the last place."""
-    result = float(number)
+    """The smallest float ≥ ``number``, up to one unit in the last place; ``inf`` above all floats."""
+    try:
+        result = float(number)
+    except OverflowError:
+        return math.inf
     return result if Fraction(result) >= number else math.nextafter(result, math.inf)
 
 
@@ -527,4 +532,7 @@ def _sampled(q: float, event: Event, relation: str, accountant: str) -> tuple[fl
         sampled = math.log1p(q * math.expm1(epsilon))
     else:
         sampled = epsilon + math.log(q + (1 - q) * math.exp(-epsilon))
-    return min(epsilon, sampled * UP), min(delta, q * delta * UP)
+    # a product below all floats is rounded up, not to 0: the release is not pure
+    return min(epsilon, max(sampled * UP, _LEAST if q * epsilon == 0 < epsilon else 0.0)), min(
+        delta, max(q * delta * UP, _LEAST if delta else 0.0)
+    )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from dpml.accounting import api, composition, exact, zcdp
-from dpml.accounting.events import ADD_REMOVE, Event, PoissonSampled, check_count, check_number, check_relation
+from dpml.accounting.checks import ADD_REMOVE, check_count, check_list, check_number, check_relation, shown
+from dpml.accounting.events import Event, PoissonSampled, check_event
 from dpml.accounting.normal_form import flatten
 from dpml.errors import UnsupportedEventError, invalid
 from dpml.results import Trajectory
@@ -25,13 +26,14 @@ def trajectory(
     the event, with the reason in ``notes``; ``best`` is made non-decreasing (ε after t steps is at most ε after more).
     """
     if not callable(event_at):
-        raise invalid("event_at", event_at, "a function from a step to an event")
-    counts = [check_count("steps", step) for step in steps]
+        raise invalid("event_at", shown(event_at), "a function from a step to an event")
+    allowed = "increasing integers >= 0, at least one"
+    counts = [check_count("steps", step) for step in check_list("steps", steps, allowed)]
     if not counts or any(b <= a for a, b in pairwise(counts)):
-        raise invalid("steps", list(steps), "increasing integers >= 0, at least one")
+        raise invalid("steps", shown(counts), allowed)
     delta = check_number("delta", delta, 0.0, 1.0, below=True)
     check_relation(neighboring_relation)
-    events = [event_at(step) for step in counts]
+    events = [check_event(f"event_at({step})", event_at(step)) for step in counts]
     notes: dict[str, str] = {}
     series: dict[str, tuple[float, ...] | None] = {}
     for name in ("best", "rdp", "zcdp"):

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from scipy import sparse as sp
 
-from ..errors import ConfigError, DataError, invalid
-from .columns import check_classes
+from ..errors import ConfigError, DataError, SchemaError, invalid
+from .columns import check_bounds, check_classes, scaled_target
 from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
 from .transform import array_preprocessing, transform_array
 
@@ -23,8 +24,9 @@ def array_data(
     y: Any,
     *,
     norm_bound: float | None,
-    classes: Iterable[Any],
+    classes: Iterable[Any] | None = None,
     n_declared: int,
+    target_bounds: Any = None,
     X_test: Any = None,
     y_test: Any = None,
     is_public: bool = False,
@@ -33,7 +35,8 @@ def array_data(
     source: dict[str, Any] | None = None,
 ) -> PrivateData:
     """See :meth:`PrivateData.from_arrays`."""
-    labels = check_classes(classes)
+    target = _one_target(classes, target_bounds)
+    labels = () if target else check_classes(classes)
     bound = _norm_bound(norm_bound)
     shape = _checked(X, y, labels, "X", "y")
     has_test = X_test is not None or y_test is not None
@@ -44,14 +47,14 @@ def array_data(
         test_shape = _checked(X_test, y_test, labels, "X_test", "y_test")
         if test_shape != shape:
             raise DataError(f"X_test has rows of shape {test_shape}, X of shape {shape}. They must agree.")
-    public = _public(name, n_declared, shape, labels, bound, is_public, has_test, add_constant, source)
+    public = _public(name, n_declared, shape, labels, bound, is_public, has_test, add_constant, source, target)
 
-    def read(noise: CoinSource) -> Records:
-        nonempty(len(X), "X")
-        train = usable(X, _plain(y), public)
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
+        nonempty(_shape(X, "X")[0], "X")
+        train = usable(X, _plain(y), public, sparse=sparse)
         if not has_test:
             return Records(train[0], train[1], private_notes={"train": train[2]})
-        test = usable(X_test, _plain(y_test), public)
+        test = usable(X_test, _plain(y_test), public, sparse=sparse)
         return Records(train[0], train[1], test[0], test[1], {"train": train[2], "test": test[2]})
 
     return PrivateData(public, read)
@@ -62,6 +65,7 @@ def dataset_data(
     *,
     n_declared: int,
     classes: Iterable[Any] | None = None,
+    target_bounds: Any = None,
     feature_shape: int | tuple[int, ...] | None = None,
     norm_bound: float | None = None,
     test: Any = None,
@@ -76,12 +80,13 @@ def dataset_data(
                 f"{argument} is a {type(value).__name__}, no map-style dataset: it needs __len__ and __getitem__. "
                 "Turn an iterable into a list of (x, y) first."
             )
-    labels = _dataset_classes(dataset, classes)
+    target = None if target_bounds is None else _one_target(classes, target_bounds)
+    labels = () if target else _dataset_classes(dataset, classes)
     shape = _dataset_shape(dataset, feature_shape)
     bound = _norm_bound(norm_bound)
-    public = _public(name, n_declared, shape, labels, bound, is_public, test is not None, add_constant, None)
+    public = _public(name, n_declared, shape, labels, bound, is_public, test is not None, add_constant, None, target)
 
-    def read(noise: CoinSource) -> Records:
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
         nonempty(len(dataset), "The dataset")
         train = usable(*_items(dataset, shape), public)
         if test is None:
@@ -92,19 +97,45 @@ def dataset_data(
     return PrivateData(public, read)
 
 
-def usable(X: Any, y: Iterable[Any], public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
-    """The records that contribute: rows (m, ...), class indexes (m,) int64, and private counts."""
-    index = {label: position for position, label in enumerate(public.classes)}
-    codes = np.fromiter((_index(index, label) for label in y), dtype=np.int64)
-    rows, finite = transform_array(X, public.preprocessing)
-    keep = finite & (codes >= 0)
-    notes = {
-        "records": len(rows),
-        "used": int(keep.sum()),
-        "not_finite": int((~finite).sum()),
-        "unknown_labels": int((codes < 0).sum()),
-    }
-    return (rows, codes, notes) if keep.all() else (rows[keep], codes[keep], notes)
+def usable(
+    X: Any, y: Iterable[Any], public: PublicInfo, *, sparse: bool = False
+) -> tuple[Any, np.ndarray, dict[str, int]]:
+    """The records that contribute: rows (m, ...), targets (m,), and private counts.
+
+    Targets are class indexes int64, or float64 in [-1, 1] for a regression.  A sparse X gives a CSR array if
+    ``sparse``, else a dense one; a dense X always gives a dense one.
+    """
+    rows: Any
+    rows, finite = transform_array(X.tocsr() if sp.issparse(X) else X, public.preprocessing)
+    if sp.issparse(rows) and not sparse:
+        rows = rows.toarray()
+    targets, known, counts = _targets(y, public)
+    keep = finite & known
+    notes = {"records": rows.shape[0], "used": int(keep.sum()), "not_finite": int((~finite).sum()), **counts}
+    return (rows, targets, notes) if keep.all() else (rows[keep], targets[keep], notes)
+
+
+def _targets(y: Iterable[Any], public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """Targets (n,) as the losses take them, which are usable (n,) bool, and private counts."""
+    if public.target_bounds is None:
+        index = {label: position for position, label in enumerate(public.classes)}
+        codes = np.fromiter((_index(index, label) for label in y), dtype=np.int64)
+        return codes, codes >= 0, {"unknown_labels": int((codes < 0).sum())}
+    low, high = public.target_bounds
+    values = np.fromiter((_number(value) for value in y), dtype=np.float64)
+    scaled, known = scaled_target(values, public.target_bounds)
+    clipped = int(((values < low) | (values > high)).sum())
+    return scaled, known, {"targets_without_number": int((~known).sum()), "targets_clipped": clipped}
+
+
+def _number(value: Any) -> float:
+    """One target, NaN where it is no number; each is read on its own."""
+    if isinstance(value, float):
+        return value
+    try:
+        return math.nan if np.ndim(value) or "_" in str(value) else float(value)  # Python reads 1_000, tables do not
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _index(index: dict[Any, int], label: Any) -> int:
@@ -133,6 +164,7 @@ def _public(
     has_test: bool,
     add_constant: bool,
     source: dict[str, Any] | None,
+    target_bounds: tuple[float, float] | None,
 ) -> PublicInfo:
     preprocessing = array_preprocessing(shape, constant=bool(add_constant), norm_bound=bound)
     if add_constant:
@@ -153,7 +185,35 @@ def _public(
         source=source or {"kind": "arrays", "split": "declared test records" if has_test else "none"},
         feature_shape=shape,
         preprocessing=preprocessing,
+        target_bounds=target_bounds,
     )
+
+
+def _one_target(classes: Any, target_bounds: Any) -> tuple[float, float] | None:
+    """The bounds of a regression target, ``None`` for classes; ``ConfigError`` unless exactly one is declared."""
+    if target_bounds is None:
+        if classes is None:
+            raise ConfigError(
+                "classes and target_bounds are both missing: list every possible label, for example classes=[0, 1], or "
+                "give the public bounds of a number to predict, for example target_bounds=(0, 100)."
+            )
+        return None
+    if classes is not None:
+        raise invalid(
+            "target_bounds",
+            target_bounds,
+            "left out when classes is given",
+            "Labels have classes, numbers have bounds.",
+        )
+    if isinstance(target_bounds, np.ndarray):
+        target_bounds = target_bounds.tolist()
+    if isinstance(target_bounds, list | tuple):
+        target_bounds = [value.item() if isinstance(value, np.generic) else value for value in target_bounds]
+    try:
+        return check_bounds(target_bounds, "target_bounds")
+    except SchemaError:
+        allowed = "a pair of finite numbers (lo, hi) with lo < hi, from public knowledge"
+        raise invalid("target_bounds", target_bounds, allowed) from None
 
 
 def _norm_bound(value: Any) -> float | None:
@@ -169,8 +229,6 @@ def _norm_bound(value: Any) -> float | None:
 
 def _checked(X: Any, y: Any, classes: tuple[Any, ...], X_name: str, y_name: str) -> tuple[int, ...]:
     """Shape of one row; ``DataError`` where shapes or types do not fit.  No value is looked at."""
-    if type(X).__module__.startswith("scipy.sparse"):
-        raise DataError(f"{X_name} is a sparse matrix. Give {X_name}.toarray().")
     shape, lengths = _shape(X, X_name), _shape(y, y_name)
     if len(shape) < 2:
         raise DataError(f"{X_name} has shape {shape}; it must be (n, d) or (n, ...), one row a record.")
@@ -181,8 +239,10 @@ def _checked(X: Any, y: Any, classes: tuple[Any, ...], X_name: str, y_name: str)
     if shape[0] != lengths[0]:
         raise DataError(f"{X_name} and {y_name} have different lengths. Give one label a record.")
     kind = getattr(getattr(y, "dtype", None), "kind", "O")
+    if not classes and kind not in "iufbO":
+        raise DataError(f"{y_name} has type {y.dtype}, and target_bounds needs numbers. Convert it, or give classes.")
     texts = [isinstance(label, str) for label in classes]
-    if (kind in "iufb" and all(texts)) or (kind in "US" and not any(texts)):
+    if classes and ((kind in "iufb" and all(texts)) or (kind in "US" and not any(texts))):
         raise DataError(
             f"{y_name} has type {y.dtype}, the classes {list(classes)!r} have another: no label could match. "
             "Declare the classes as they stand in the labels."

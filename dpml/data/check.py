@@ -53,8 +53,8 @@ class Finding:
 def check_table(path: str | Path, schema: Schema) -> list[Finding]:
     """All findings, by row and column.
 
-    A label outside the classes and an invalid cell of an ``on_invalid: error`` column stop the check; other invalid
-    cells are notes.
+    A label outside the classes, a regression target that is no number and an invalid cell of an ``on_invalid: error``
+    column stop the check; other invalid cells are notes.
 
     Raises:
         DataError: the file is missing or its header does not fit the schema.
@@ -82,11 +82,25 @@ def check_table(path: str | Path, schema: Schema) -> list[Finding]:
     for column in schema.columns:
         if not isinstance(column, IgnoredColumn):
             cells.extend(_cells(column, raw.frame[column.name]))
-    labels = raw.frame[schema.target]
-    for row in np.flatnonzero(lookup(labels, schema.classes) < 0):
-        text = f"label {_shown(labels.iloc[row])} is none of the classes; a run leaves the record out"
-        cells.append(Finding(int(row) + 1, schema.target, text, True))
+    cells.extend(_targets(schema, raw.frame[schema.target]))
     return findings + sorted(cells, key=lambda finding: finding.row or 0)
+
+
+def _targets(schema: Schema, cells: pd.Series) -> Iterator[Finding]:
+    if schema.target_bounds is None:
+        for row in np.flatnonzero(lookup(cells, schema.classes) < 0):
+            text = f"label {_shown(cells.iloc[row])} is none of the classes; a run leaves the record out"
+            yield Finding(int(row) + 1, schema.target, text, True)
+        return
+    low, high = schema.target_bounds
+    values = numbers(cells)
+    for row in np.flatnonzero(~((values >= low) & (values <= high))):
+        shown = _shown(cells.iloc[row])
+        if np.isnan(values[row]):
+            text = f"target {shown} is no number; a run leaves the record out"
+        else:
+            text = f"target {shown} is outside [{low:g}, {high:g}]; a run clamps it"
+        yield Finding(int(row) + 1, schema.target, text, bool(np.isnan(values[row])))
 
 
 def _cells(column: NumericColumn | CategoricalColumn, cells: pd.Series) -> Iterator[Finding]:

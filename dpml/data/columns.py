@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ..errors import SchemaError
 
 SCALES = ("linear", "log1p")
@@ -113,6 +115,35 @@ def check_classes(classes: Any, where: str = "classes") -> tuple[Any, ...]:
     return values
 
 
+def check_bounds(bounds: Any, where: str) -> tuple[float, float]:
+    """Public bounds as a pair of floats with min < max; ``SchemaError`` naming ``where`` otherwise."""
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(is_number(b) for b in bounds):
+        raise fault(where, "bounds", bounds, "a pair of finite numbers [min, max]")
+    low, high = float(bounds[0]), float(bounds[1])
+    if not low < high or not math.isfinite(high - low):
+        raise fault(where, "bounds", list(bounds), "[min, max] with min < max", "Swap or widen them.")
+    return low, high
+
+
+def scaled_target(values: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Regression targets (n,) on the scale of the losses, and which are numbers (n,) bool; NaN becomes 0.
+
+    A value is clipped to the public bounds (±∞ too), then moved to [-1, 1]: (clip(v, lo, hi) - mid)/half.
+    """
+    low, high = bounds
+    known = ~np.isnan(values)
+    held = np.clip(np.where(known, values, low), low, high)
+    scaled = np.clip((held - (low + (high - low) / 2.0)) / ((high - low) / 2.0), -1.0, 1.0)
+    return np.where(known, scaled, 0.0), known
+
+
+def target_units(scores: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    """Scores (n,) back in the units of the target: mid + half · clip(score, -1, 1), inside of the bounds."""
+    low, high = bounds
+    half = (high - low) / 2.0
+    return np.clip(low + half + half * np.clip(scores, -1.0, 1.0), low, high)
+
+
 def make_column(name: str, entry: Any) -> Column:
     where = f"schema column {name!r}"
     if not isinstance(entry, Mapping):
@@ -133,15 +164,10 @@ def _numeric(name: str, entry: Mapping[str, Any], where: str) -> NumericColumn:
         raise SchemaError(
             f"{where}: bounds is missing. Give [min, max] from public knowledge (those of the data are private)."
         )
-    bounds = entry["bounds"]
-    if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(is_number(b) for b in bounds):
-        raise fault(where, "bounds", bounds, "a pair of finite numbers [min, max]")
-    low, high = float(bounds[0]), float(bounds[1])
-    if not low < high or not math.isfinite(high - low):
-        raise fault(where, "bounds", list(bounds), "[min, max] with min < max", "Swap or widen them.")
+    bounds = check_bounds(entry["bounds"], where)
     scale = one_of(entry.get("scale", "linear"), SCALES, "scale", where)
-    if scale == "log1p" and low <= -1:
-        raise fault(where, "bounds", list(bounds), "above -1 for scale log1p", 'Use "scale": "linear".')
+    if scale == "log1p" and bounds[0] <= -1:
+        raise fault(where, "bounds", list(entry["bounds"]), "above -1 for scale log1p", 'Use "scale": "linear".')
     encoding = one_of(entry.get("encoding", "spline"), ENCODINGS, "encoding", where)
     if encoding == "minmax" and "knots" in entry:
         raise SchemaError(f"{where}: knots has no meaning with encoding minmax. Remove one of the two.")
@@ -149,7 +175,7 @@ def _numeric(name: str, entry: Mapping[str, Any], where: str) -> NumericColumn:
     if isinstance(knots, bool) or not isinstance(knots, int) or not 2 <= knots <= MAX_KNOTS:
         raise fault(where, "knots", knots, f"a whole number from 2 to {MAX_KNOTS}")
     policy = one_of(entry.get("on_invalid", "clamp"), NUMERIC_POLICIES, "on_invalid", where)
-    return NumericColumn(name, (low, high), scale, knots, encoding, policy)
+    return NumericColumn(name, bounds, scale, knots, encoding, policy)
 
 
 def _categorical(name: str, entry: Mapping[str, Any], where: str) -> CategoricalColumn:

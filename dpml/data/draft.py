@@ -53,7 +53,7 @@ def draft(path: str | Path, target: str | None = None) -> dict[str, Any]:
         "source": "",
         "is_public": False,
         "n_declared": _round(len(frame)),
-        "target": {"name": label, "classes": _values(frame[label])[:MAX_CLASSES]},
+        "target": {"name": label, **_target(frame[label])},
         "norm_bound": 1.0,
         "columns": {name: _column(frame[name]) for name in header if name != label},
     }
@@ -70,6 +70,20 @@ def to_text(schema: dict[str, Any]) -> str:
     return "{" + ",\n ".join([*lines, f'"columns": {{\n{columns}\n }}']) + "\n}\n"
 
 
+def _target(cells: pd.Series) -> dict[str, Any]:
+    """Bounds where nearly all cells are numbers and there are too many values for classes, else classes."""
+    values = numbers(cells)
+    finite = values[np.isfinite(values)]
+    if len(finite) >= 0.9 * len(values) and len(np.unique(finite)) > MAX_CLASSES:
+        return {"bounds": _bounds(finite)}
+    return {"classes": _values(cells)[:MAX_CLASSES]}
+
+
+def _bounds(finite: np.ndarray) -> list[int | float]:
+    ends = (float(finite.min()), float(finite.max()))
+    return [int(v) if v.is_integer() else v for v in ends]
+
+
 def _column(cells: pd.Series) -> dict[str, Any]:
     values = numbers(cells)
     finite = values[np.isfinite(values)]
@@ -84,9 +98,8 @@ def _column(cells: pd.Series) -> dict[str, Any]:
 def _numeric(finite: np.ndarray) -> dict[str, Any]:
     low, high = float(finite.min()), float(finite.max())
     skewed = low >= 0 and high > 100 * (1 + float(np.quantile(finite, 0.9)))
-    bounds = [int(v) if v.is_integer() else v for v in (low, high)]
     scale = "log1p" if skewed or (low >= 0 and high >= 1000 * (1 + float(np.median(finite)))) else "linear"
-    return {"kind": "numeric", "bounds": bounds, "scale": scale, "on_invalid": "clamp"}
+    return {"kind": "numeric", "bounds": _bounds(finite), "scale": scale, "on_invalid": "clamp"}
 
 
 def _values(cells: pd.Series) -> list[str]:

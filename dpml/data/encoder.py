@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import csr_array, issparse
 
 from ..errors import DataError
-from .columns import OTHER, CategoricalColumn, NumericColumn, closest, text_of
+from .columns import OTHER, CategoricalColumn, NumericColumn, closest, scaled_target, text_of
 from .schema import Schema
 
 CONSTANT = "(constant)"
 _SAFE = 1.0 - 1e-14  # clipped rows end a hair below the bound, so that rounding never lifts them above it
 _CHUNK = 8192
-_BLOCK = 1024
+_HUGE = 1e150  # the squares of larger entries would overflow
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,13 @@ class Encoder:
     def __repr__(self) -> str:
         return f"Encoder({self.schema.name!r}, n_features={self.n_features}, spline={self.spline})"
 
-    def transform(self, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, dict[str, dict[str, int]]]:
+    def transform(self, table: pd.DataFrame, sparse: bool = False) -> tuple[Any, np.ndarray, dict[str, dict[str, int]]]:
         """Features of every row.
 
         Args:
             table: data frame with at least the schema's encoded columns; others are not looked at.
+            sparse: return X as a ``scipy.sparse.csr_array`` in canonical format without zeros: the same numbers in a
+                fraction of the memory (a row has one or two entries for each column, and the constant).
 
         Returns:
             ``(X, valid, counts)``: X (n, d) float64 with ``‖row‖ ≤ norm_bound``; valid (n,) bool, ``False`` for a
@@ -83,22 +87,45 @@ class Encoder:
             squares += np.square(part.weight).sum(axis=1)
         scale = _clip_factor(np.sqrt(squares), self.schema.norm_bound)
         scale[~valid] = 0.0
+        X = self._assemble(parts, scale)
+        counts = {c.name: p.counts for c, p in zip(self.schema.features, parts, strict=True) if p.counts}
+        return (X if sparse else X.toarray()), valid, counts
 
+    def _assemble(self, parts: list[_Part], scale: np.ndarray) -> csr_array:
+        """The rows of all parts side by side, times ``scale`` (n,), zeros left out."""
         widths = [len(_names(column, self.spline)) for column in self.schema.features]
         offsets = np.concatenate([[0], np.cumsum(widths)])
-        X = np.zeros((n, self.n_features))
-        for start in range(0, n, _BLOCK):  # blocks of rows that fit the cache
-            block = slice(start, start + _BLOCK)
-            rows = np.arange(len(X[block]))
+        places = sum(part.weight.shape[1] for part in parts) + 1
+        data, indices, lengths = [np.empty(0)], [np.empty(0, dtype=np.int32)], [np.zeros(1, dtype=np.int64)]
+        for start in range(0, len(scale), _CHUNK):  # blocks of rows that fit the cache
+            rows = slice(start, start + _CHUNK)
+            size = len(scale[rows])
+            weight, index = np.ones((size, places)), np.empty((size, places), dtype=np.int32)
+            place = 0
             for part, offset in zip(parts, offsets, strict=False):
-                for k in range(part.weight.shape[1]):
-                    X[block][rows, offset + part.index[block, k]] = part.weight[block, k] * scale[block]
-        X[:, -1] = scale
-        counts = {c.name: p.counts for c, p in zip(self.schema.features, parts, strict=True) if p.counts}
-        return X, valid, counts
+                width = part.weight.shape[1]
+                weight[:, place : place + width] = part.weight[rows]
+                index[:, place : place + width] = part.index[rows] + offset
+                place += width
+            index[:, -1] = self.n_features - 1
+            weight *= scale[rows, None]
+            used = weight != 0.0
+            data.append(weight[used])
+            indices.append(index[used])
+            lengths.append(used.sum(axis=1))
+        pointers = np.cumsum(np.concatenate(lengths))
+        if pointers[-1] < np.iinfo(np.int32).max:
+            pointers = pointers.astype(np.int32)
+        return csr_array((np.concatenate(data), np.concatenate(indices), pointers), shape=(len(scale), self.n_features))
 
     def target(self, labels: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-        """Class index (n,) int64 of every label, and where it is a declared class (n,) bool; others get index 0."""
+        """Target (n,) of every record, and whether it has one (n,) bool; others get 0.
+
+        Class indexes int64, where a label is a declared class; for a regression float64 in [-1, 1]
+        (:func:`~dpml.data.columns.scaled_target`), where a cell is a number.
+        """
+        if self.schema.target_bounds is not None:
+            return scaled_target(numbers(labels), self.schema.target_bounds)
         codes = lookup(labels, self.schema.classes)
         return np.where(codes < 0, 0, codes), codes >= 0
 
@@ -108,17 +135,22 @@ class Encoder:
         return _numeric_part(column, cells, _is_spline(column, self.spline))
 
 
-def clip_rows(X: np.ndarray, norm_bound: float) -> np.ndarray:
+def clip_rows(X: Any, norm_bound: float) -> Any:
     """Rows of ``X`` (n, ...) float64, scaled to L2 norm ≤ ``norm_bound``; rows within it stay as they are.
 
-    Works in place where ``X`` is contiguous; use the returned array.
+    Works in place where ``X`` is contiguous; use the returned array.  ``X`` may be a ``csr_array`` (n, d) in canonical
+    format, whose entries are then changed in place.
     """
+    if issparse(X):
+        for start in range(0, X.shape[0], _CHUNK):
+            _clip_entries(X, start, min(start + _CHUNK, X.shape[0]), norm_bound)
+        return X
     X = np.ascontiguousarray(X)
     flat = X.reshape(len(X), math.prod(X.shape[1:]))  # a view, since X is contiguous
     for start in range(0, len(flat), _CHUNK):
         block = flat[start : start + _CHUNK]
         largest = np.abs(block).max(axis=1, initial=0.0)
-        huge = largest > 1e150  # whose squares would overflow
+        huge = largest > _HUGE
         block[huge] /= largest[huge, None]
         norms = np.sqrt(np.square(block, dtype=np.float64).sum(axis=1))
         factor = _clip_factor(norms, norm_bound)
@@ -127,6 +159,20 @@ def clip_rows(X: np.ndarray, norm_bound: float) -> np.ndarray:
         changed |= huge
         block[changed] *= factor[changed, None]
     return X
+
+
+def _clip_entries(X: csr_array, start: int, stop: int, norm_bound: float) -> None:
+    """The rows from ``start`` to ``stop`` of a CSR array, clipped in place."""
+    data = X.data[X.indptr[start] : X.indptr[stop]]
+    row = np.repeat(np.arange(stop - start), np.diff(X.indptr[start : stop + 1]))
+    largest = np.zeros(stop - start)
+    np.maximum.at(largest, row, np.abs(data))
+    huge = largest > _HUGE
+    data /= np.where(huge, largest, 1.0)[row]
+    norms = np.sqrt(np.bincount(row, weights=np.square(data), minlength=stop - start))  # adds a row's entries in turn
+    factor = _clip_factor(norms, norm_bound)
+    factor[huge] = norm_bound * _SAFE / norms[huge]
+    data *= factor[row]
 
 
 def lookup(cells: pd.Series, values: tuple[object, ...]) -> np.ndarray:

@@ -35,7 +35,7 @@ class PublicInfo:
         name: of the data set.
         n_declared: public nominal number of *training* records.
         n_features: number of features of a row, the constant column included if there is one.
-        classes: labels in the order of their indexes.
+        classes: labels in the order of their indexes, ``()`` for regression.
         norm_bound: L2 norm that no row exceeds, or ``None`` if rows are not clipped.
         is_public: the records themselves are public.
         test_is_public: there are test records and they are public, so metrics on them may be published.
@@ -44,6 +44,7 @@ class PublicInfo:
         source: public description (no file contents, no paths).
         feature_shape: shape of one row as a model sees it.
         default_delta: δ that the literature uses for this data set, or ``None``.
+        target_bounds: public ``(lo, hi)`` of a regression target in its own units, else ``None``.
         preprocessing: how raw records become rows, as plain JSON values (public constants only): ``{"kind": "table"}``
             with ``schema``, or the map of :func:`~dpml.data.transform.transform_array`.
     """
@@ -61,6 +62,12 @@ class PublicInfo:
     feature_shape: tuple[int, ...] = ()
     preprocessing: dict[str, Any] = field(default_factory=dict)
     default_delta: float | None = None
+    target_bounds: tuple[float, float] | None = None
+
+    @property
+    def task(self) -> str:
+        """``"classification"`` or ``"regression"``."""
+        return "classification" if self.target_bounds is None else "regression"
 
     @property
     def usual_delta(self) -> float:
@@ -70,6 +77,9 @@ class PublicInfo:
     def __post_init__(self) -> None:
         if not self.feature_shape:
             object.__setattr__(self, "feature_shape", (self.n_features,))
+        if self.target_bounds is None and self.schema and "bounds" in self.schema.get("target", {}):
+            low, high = self.schema["target"]["bounds"]  # of a table: they stand in its schema
+            object.__setattr__(self, "target_bounds", (float(low), float(high)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,15 +87,17 @@ class Records:
     """The records, encoded.  **Private**, the number of rows included.
 
     Attributes:
-        X: (n, d) float64 training rows, each within the public norm bound.
-        y: (n,) int64 class indexes.
+        X: (n, d) float64 training rows, each within the public norm bound; a scipy.sparse CSR array where ``load`` was
+            asked for one and the source has one.
+        y: (n,) int64 class indexes, or for regression (n,) float64 targets in [-1, 1]: (clip(y, lo, hi) - mid)/half of
+            the public ``target_bounds``.
         X_test, y_test: the same for test records, or ``None``.
         private_notes: counts of clamped, dropped and unknown values, for ``private/`` only.
     """
 
-    X: np.ndarray
+    X: Any
     y: np.ndarray
-    X_test: np.ndarray | None = None
+    X_test: Any = None
     y_test: np.ndarray | None = None
     private_notes: dict[str, Any] = field(default_factory=dict)
 
@@ -103,28 +115,29 @@ class PrivateData:
         encoder: how rows of a table become features, or ``None`` for arrays.
     """
 
-    def __init__(
-        self, public: PublicInfo, read: Callable[[CoinSource], Records], encoder: Encoder | None = None
-    ) -> None:
+    def __init__(self, public: PublicInfo, read: Callable[..., Records], encoder: Encoder | None = None) -> None:
         self.public = public
         self.encoder = encoder
         self._read = read
 
     def __repr__(self) -> str:
         p = self.public
-        return f"PrivateData({p.name!r}, n_declared={p.n_declared}, n_features={p.n_features}, classes={p.classes!r})"
+        target = f"classes={p.classes!r}" if p.target_bounds is None else f"target_bounds={p.target_bounds!r}"
+        return f"PrivateData({p.name!r}, n_declared={p.n_declared}, n_features={p.n_features}, {target})"
 
-    def load(self, noise: CoinSource) -> Records:
+    def load(self, noise: CoinSource, sparse: bool = False) -> Records:
         """Read and encode the records; the only place where that happens.
 
         Args:
             noise: decides ``test_fraction`` splits by one independent coin per record; else it is not used.
+            sparse: rows of tables and of sparse arrays come as scipy.sparse CSR arrays, never made dense; other
+                sources give dense rows all the same.  The numbers are those of ``sparse=False``.
 
         Raises:
             DataError: the files cannot be read as declared or hold no record at all (custodian-side, before any
                 release).
         """
-        return self._read(noise)
+        return self._read(noise, sparse=True) if sparse else self._read(noise)
 
     @staticmethod
     def from_table(
@@ -158,22 +171,25 @@ class PrivateData:
         y: Any,
         *,
         norm_bound: float | None,
-        classes: Iterable[Any],
+        classes: Iterable[Any] | None = None,
         n_declared: int,
+        target_bounds: tuple[float, float] | None = None,
         X_test: Any = None,
         y_test: Any = None,
         is_public: bool = False,
         name: str = "arrays",
         add_constant: bool = False,
     ) -> PrivateData:
-        """Numbers in memory: X (n, ...) and labels y (n,).
+        """Numbers in memory: X (n, ...), dense or scipy.sparse (n, d), and y (n,): labels, or targets of a regression.
 
-        At load every row is clipped to ``norm_bound`` (``None``: not at all); a row with NaN or infinity, or with a
-        label outside ``classes``, contributes nothing.  ``add_constant`` appends a column of ones before clipping.
+        Exactly one of ``classes`` and ``target_bounds`` says which.  At load every row is clipped to ``norm_bound``
+        (``None``: not at all); a row with NaN or infinity, with a label outside ``classes``, or with a target that is
+        NaN or no number, contributes nothing.  Targets are clipped to ``target_bounds``.  ``add_constant`` appends a
+        column of ones before clipping.
 
         Raises:
             DataError: shapes or types that do not fit (no value is looked at).
-            ConfigError: ``n_declared`` or ``norm_bound`` out of range.
+            ConfigError: ``n_declared`` or ``norm_bound`` out of range; both or none of ``classes``, ``target_bounds``.
             SchemaError: ``classes`` is no list of two or more different labels.
         """
         from .arrays import array_data
@@ -183,6 +199,7 @@ class PrivateData:
             y,
             norm_bound=norm_bound,
             classes=classes,
+            target_bounds=target_bounds,
             n_declared=n_declared,
             X_test=X_test,
             y_test=y_test,
@@ -197,6 +214,7 @@ class PrivateData:
         *,
         n_declared: int,
         classes: Iterable[Any] | None = None,
+        target_bounds: tuple[float, float] | None = None,
         feature_shape: int | tuple[int, ...] | None = None,
         norm_bound: float | None = None,
         test: Any = None,
@@ -208,7 +226,8 @@ class PrivateData:
 
         ``feature_shape`` is the public shape of ``x``; it may be left out where the dataset tells it without an item
         being read (``tensors[0].shape``).  ``classes`` may be left out if the dataset has a ``classes`` attribute
-        (labels are then indexes into it).  An item of another shape contributes nothing.
+        (labels are then indexes into it); ``target_bounds`` in its place declares a regression.  An item of another
+        shape contributes nothing.
 
         Raises:
             ConfigError: something public is missing or out of range.
@@ -220,6 +239,7 @@ class PrivateData:
             dataset,
             n_declared=n_declared,
             classes=classes,
+            target_bounds=target_bounds,
             feature_shape=feature_shape,
             norm_bound=norm_bound,
             test=test,
@@ -250,6 +270,13 @@ class PrivateData:
         return digits()
 
     @staticmethod
+    def diabetes() -> PrivateData:
+        """The 442 patients of scikit-learn's diabetes regression (public); every fifth one is a test record."""
+        from .sources import diabetes
+
+        return diabetes()
+
+    @staticmethod
     def fashion_mnist(folder: str | Path | None = None) -> PrivateData:
         """Fashion-MNIST (public) from the four IDX files in ``folder``, gzipped or not."""
         from .sources import fashion_mnist
@@ -257,11 +284,14 @@ class PrivateData:
         return fashion_mnist(folder)
 
     @staticmethod
-    def synthetic(n: int = 10_000, d: int = 20, seed: int = 0, *, n_test: int | None = None) -> PrivateData:
-        """A made-up binary task (public): ``n`` training rows of ``d`` features and a constant column."""
+    def synthetic(
+        n: int = 10_000, d: int = 20, seed: int = 0, *, n_test: int | None = None, task: str = "classification"
+    ) -> PrivateData:
+        """A made-up task (public), binary or with ``task="regression"``: ``n`` training rows of ``d`` features and a
+        constant column."""
         from .sources import synthetic
 
-        return synthetic(n, d, seed, n_test=n_test)
+        return synthetic(n, d, seed, n_test=n_test, task=task)
 
 
 def nonempty(n: int, what: str) -> None:

@@ -27,6 +27,7 @@ from .columns import (
     Column,
     IgnoredColumn,
     NumericColumn,
+    check_bounds,
     check_classes,
     closest,
     column_dict,
@@ -49,11 +50,14 @@ class Schema:
     Attributes:
         n_declared: public nominal number of training records (never the actual count).
         target: name of the column to predict.
-        classes: its labels in the order of their indexes; a record with another label contributes nothing.
+        classes: its labels in the order of their indexes; a record with another label contributes nothing.  ``()`` for
+            a regression target.
         columns: the other columns of the file, in the order of their features.
         norm_bound: every encoded row, the constant column included, is clipped to this L2 norm.
         name, source: shown in reports.
         is_public: the table itself is public, so metrics and a non-private baseline may be published.
+        target_bounds: public ``(min, max)`` of a regression target, else ``None``.  A value outside is clipped; a
+            record whose target is no number contributes nothing.
     """
 
     n_declared: int
@@ -64,6 +68,7 @@ class Schema:
     name: str = "table"
     source: str = ""
     is_public: bool = False
+    target_bounds: tuple[float, float] | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
@@ -88,7 +93,7 @@ class Schema:
                 f"This schema is still a draft: complete it from public knowledge, then delete the key {DRAFT_KEY!r}."
             )
         only_known(d, _TOP_KEYS, "schema")
-        target, classes = _target(d)
+        target, classes, target_bounds = _target(d)
         return cls(
             n_declared=_n_declared(d),
             target=target,
@@ -98,6 +103,7 @@ class Schema:
             name=_text(d.get("name", "table"), "name"),
             source=_text(d.get("source", ""), "source"),
             is_public=_flag(d.get("is_public", False), "is_public"),
+            target_bounds=target_bounds,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,10 +113,15 @@ class Schema:
             "source": self.source,
             "is_public": self.is_public,
             "n_declared": self.n_declared,
-            "target": {"name": self.target, "classes": list(self.classes)},
+            "target": self._target_dict(),
             "norm_bound": self.norm_bound,
             "columns": {column.name: column_dict(column) for column in self.columns},
         }
+
+    def _target_dict(self) -> dict[str, Any]:
+        if self.target_bounds is not None:
+            return {"name": self.target, "bounds": list(self.target_bounds)}
+        return {"name": self.target, "classes": list(self.classes)}
 
     def column(self, name: str) -> Column:
         """The declared column ``name``; ``SchemaError`` with the closest name if there is none."""
@@ -203,22 +214,33 @@ def _n_declared(d: Mapping[str, Any]) -> int:
     return value
 
 
-def _target(d: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+def _target(d: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], tuple[float, float] | None]:
+    """Name, classes and bounds of the target; classes or bounds, never both."""
     target = d.get("target")
     if target is None:
-        raise SchemaError('schema: target is missing. Give {"name": COLUMN, "classes": [LABEL, LABEL, ...]}.')
+        raise SchemaError(
+            'schema: target is missing. Give {"name": COLUMN, "classes": [LABEL, LABEL, ...]}, or for a number to '
+            'predict {"name": COLUMN, "bounds": [min, max]}.'
+        )
     if not isinstance(target, Mapping):
-        raise fault("schema", "target", target, 'an object {"name": COLUMN, "classes": [LABEL, ...]}')
-    only_known(target, ("name", "classes"), "schema target")
+        allowed = 'an object {"name": COLUMN, "classes": [LABEL, ...]} or {"name": COLUMN, "bounds": [min, max]}'
+        raise fault("schema", "target", target, allowed)
+    only_known(target, ("name", "classes", "bounds"), "schema target")
     name = target.get("name")
     if not isinstance(name, str) or not name:
         raise fault("schema target", "name", name, "the name of the column to predict")
+    if "bounds" in target:
+        if "classes" in target:
+            raise SchemaError(
+                f"schema target {name!r} has both classes and bounds. Keep classes for labels, or bounds for a number."
+            )
+        return name, (), check_bounds(target["bounds"], f"schema target {name!r}")
     if "classes" not in target:
         raise SchemaError(
             f"schema target {name!r}: classes is missing. List every possible label, also those that may not occur "
-            "(the labels that do occur are private)."
+            "(the labels that do occur are private); or give bounds, [min, max] from public knowledge, for a number."
         )
-    return name, check_classes(target["classes"], f"schema target {name!r}")
+    return name, check_classes(target["classes"], f"schema target {name!r}"), None
 
 
 def _columns(d: Mapping[str, Any], target: str) -> tuple[Column, ...]:

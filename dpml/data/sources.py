@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,10 @@ FASHION_MNIST_STEMS = {
     "y_test": "t10k-labels-idx1-ubyte",
 }
 DIGITS_TOTAL = 1797
+SYNTHETIC_BOUNDS = (0.0, 100.0)
+DIABETES_TOTAL = 442
+DIABETES_BOUNDS = (0.0, 400.0)  # disease progression one year on; the published values run from 25 to 346
+DIABETES_SCALE = 5.0  # the published columns have standard deviation 1/√442
 DIGITS_EVERY = 5  # rows with index % 5 == 4 are test records: a public rule
 
 
@@ -91,12 +94,45 @@ def digits() -> PrivateData:
         "UCI Optical Recognition of Handwritten Digits as in scikit-learn, CC BY 4.0; rows with index % 5 = 4 for test",
     )
 
-    def read(noise: CoinSource) -> Records:
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
         from sklearn.datasets import load_digits
 
         X, y = load_digits(return_X_y=True)
         held_out = (np.arange(len(X)) % DIGITS_EVERY) == DIGITS_EVERY - 1
-        return _images(X[~held_out], y[~held_out], X[held_out], y[held_out], public)
+        return _train_and_test(X[~held_out], y[~held_out], X[held_out], y[held_out], public)
+
+    return PrivateData(public, read)
+
+
+def diabetes() -> PrivateData:
+    """scikit-learn's diabetes data: 442 patients, 10 standardised measurements, disease progression after a year.
+
+    Efron, Hastie, Johnstone & Tibshirani (2004), "Least angle regression", as distributed with scikit-learn.  Rows are
+    the published columns times 5, a constant, clipped to norm 1.
+    """
+    test_rows = (np.arange(DIABETES_TOTAL) % DIGITS_EVERY) == DIGITS_EVERY - 1
+    public = PublicInfo(
+        name="diabetes",
+        n_declared=int((~test_rows).sum()),
+        n_features=11,
+        classes=(),
+        norm_bound=1.0,
+        is_public=True,
+        test_is_public=True,
+        has_test=True,
+        preprocessing=array_preprocessing((10,), scale=DIABETES_SCALE, constant=True, norm_bound=1.0),
+        source={
+            "kind": "arrays",
+            "description": "Diabetes, Efron et al. (2004), as in scikit-learn; rows with index % 5 = 4 for test",
+        },
+        target_bounds=DIABETES_BOUNDS,
+    )
+
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
+        from sklearn.datasets import load_diabetes
+
+        X, y = load_diabetes(return_X_y=True)
+        return _train_and_test(X[~test_rows], y[~test_rows], X[test_rows], y[test_rows], public)
 
     return PrivateData(public, read)
 
@@ -129,65 +165,89 @@ def fashion_mnist(folder: str | Path | None = None) -> PrivateData:
         "fashion_mnist", 60_000, shape[1:], 255.0, "Fashion-MNIST, Xiao, Rasul, Vollgraf (2017), MIT licence"
     )
 
-    def read(noise: CoinSource) -> Records:
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
         parts = {key: idx.read(path) for key, path in paths.items()}
         for images, labels in (("X", "y"), ("X_test", "y_test")):
             nonempty(len(parts[images]), str(paths[images]))
             if len(parts[images]) != len(parts[labels]):
                 raise DataError(f"Fashion-MNIST: {paths[images].name} and {paths[labels].name} differ in length.")
-        return _images(parts["X"], parts["y"], parts["X_test"], parts["y_test"], public)
+        return _train_and_test(parts["X"], parts["y"], parts["X_test"], parts["y_test"], public)
 
     return PrivateData(public, read)
 
 
-def synthetic(n: int = 10_000, d: int = 20, seed: int = 0, *, n_test: int | None = None) -> PrivateData:
-    """A binary task made from a public seed.
+def synthetic(
+    n: int = 10_000, d: int = 20, seed: int = 0, *, n_test: int | None = None, task: str = "classification"
+) -> PrivateData:
+    """A task made from a public seed.
 
     Rows are uniform directions of length √0.75, then a constant ½, so every row has norm 1 and ``n_features = d + 1``
-    (clipping to norm 1 leaves them as they are).  Labels follow a logistic model whose coefficients have norm 10.
+    (clipping to norm 1 leaves them as they are).  Labels follow a logistic model whose coefficients have norm 10;
+    a regression's targets, with public bounds 0 and 100, are 50 + 20 · (a standardised linear function) + 5 · noise.
 
     Args:
         n: training records, actual and declared.
         d: features beside the constant.
         seed: public.
         n_test: test records, default ``n // 4`` and at least 1.
+        task: ``"classification"`` (binary) or ``"regression"``.
     """
     for argument, value, least in (("n", n, 1), ("d", d, 1), ("seed", seed, 0), ("n_test", n_test, 1)):
         if value is None and argument == "n_test":
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise invalid(argument, value, f"a whole number ≥ {least}")
+    if task not in ("classification", "regression"):
+        raise invalid("task", task, "'classification' or 'regression'")
+    regression = task == "regression"
     held_out = max(1, n // 4) if n_test is None else n_test
+    model = "linear model with normal errors" if regression else "logistic model"
     public = PublicInfo(
         name="synthetic",
         n_declared=n,
         n_features=d + 1,
-        classes=(0, 1),
+        classes=() if regression else (0, 1),
         norm_bound=1.0,
         is_public=True,
         test_is_public=True,
         has_test=True,
         preprocessing=array_preprocessing((d + 1,), norm_bound=1.0),
-        source={"kind": "synthetic", "description": "logistic model on uniform directions", "seed": seed},
+        source={"kind": "synthetic", "description": f"{model} on uniform directions", "seed": seed},
+        target_bounds=SYNTHETIC_BOUNDS if regression else None,
     )
+    draw = _linear if regression else _logistic
 
-    def read(noise: CoinSource) -> Records:
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
         rng = np.random.default_rng(seed)
         weights = rng.standard_normal(d)
         weights *= 10.0 / np.linalg.norm(weights)
-        train = _logistic(rng, n, weights)
-        test = _logistic(rng, held_out, weights)
-        train_used, test_used = (usable(*part, public) for part in (train, test))
-        return Records(*train_used[:2], *test_used[:2], {"train": train_used[2], "test": test_used[2]})
+        X, y = draw(rng, n, weights)
+        X_test, y_test = draw(rng, held_out, weights)
+        return _train_and_test(X, y, X_test, y_test, public)
 
     return PrivateData(public, read)
 
 
-def _logistic(rng: np.random.Generator, n: int, weights: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    X = rng.standard_normal((n, len(weights)))
-    X *= np.sqrt(0.75) / np.linalg.norm(X, axis=1, keepdims=True)
+def _logistic(rng: np.random.Generator, n: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    X = _directions(rng, n, len(weights))
     y = rng.random(n) < 1.0 / (1.0 + np.exp(-(X @ weights)))
-    return np.hstack([X, np.full((n, 1), 0.5)]), y.astype(int).tolist()
+    return _with_half(X), y.astype(int)
+
+
+def _linear(rng: np.random.Generator, n: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    X = _directions(rng, n, len(weights))
+    standard = X @ weights / np.sqrt(0.75 * (weights @ weights) / len(weights))  # variance 1
+    return _with_half(X), 50.0 + 20.0 * standard + 5.0 * rng.standard_normal(n)
+
+
+def _directions(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
+    X: np.ndarray = rng.standard_normal((n, d))
+    X *= np.sqrt(0.75) / np.linalg.norm(X, axis=1, keepdims=True)
+    return X
+
+
+def _with_half(X: np.ndarray) -> np.ndarray:
+    return np.hstack([X, np.full((len(X), 1), 0.5)])
 
 
 def _image_info(name: str, n_declared: int, image: tuple[int, ...], largest: float, description: str) -> PublicInfo:
@@ -206,7 +266,9 @@ def _image_info(name: str, n_declared: int, image: tuple[int, ...], largest: flo
     )
 
 
-def _images(X: Any, y: Any, X_test: Any, y_test: Any, public: PublicInfo) -> Records:
+def _train_and_test(
+    X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray, public: PublicInfo
+) -> Records:
     train = usable(X, y.tolist(), public)
     test = usable(X_test, y_test.tolist(), public)
     return Records(train[0], train[1], test[0], test[1], {"train": train[2], "test": test[2]})

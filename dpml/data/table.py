@@ -19,7 +19,7 @@ import pandas as pd
 from ..errors import DataError, invalid
 from .columns import IgnoredColumn, closest
 from .csv_lines import MALFORMED, ONE_LINE, csv_header, read_csv
-from .encoder import Encoder, lookup, require_columns
+from .encoder import Encoder, lookup, numbers, require_columns
 from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
 from .schema import Schema, as_schema
 
@@ -75,30 +75,38 @@ def table_data(
         },
     )
 
-    def read(noise: CoinSource) -> Records:
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
         raw = read_raw(path, _needed(declared, split_column))
         nonempty(len(raw.frame) + raw.malformed, f"The table {str(path)!r}")
         train, held_out = _split(raw.frame, split_column, test_fraction, noise)
         notes: dict[str, Any] = {"records_read": len(raw.frame), "malformed_lines": raw.malformed}
-        X, y, notes["train"] = encode(encoder, train)
+        X, y, notes["train"] = encode(encoder, train, sparse)
         if test is not None:
             raw_test = read_raw(test, _needed(declared))
             nonempty(len(raw_test.frame) + raw_test.malformed, f"The test table {str(test)!r}")
             held_out = raw_test.frame
         if held_out is None:
             return Records(X, y, private_notes=notes)
-        X_test, y_test, notes["test"] = encode(encoder, held_out)
+        X_test, y_test, notes["test"] = encode(encoder, held_out, sparse)
         return Records(X, y, X_test, y_test, notes)
 
     return PrivateData(public, read, encoder)
 
 
-def encode(encoder: Encoder, frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Features (m, d), class indexes (m,) of the records that contribute, and private counts."""
-    X, keep, counts = encoder.transform(frame)
-    y, known = encoder.target(frame[encoder.schema.target])
+def encode(encoder: Encoder, frame: pd.DataFrame, sparse: bool = False) -> tuple[Any, np.ndarray, dict[str, Any]]:
+    """Features (m, d), a CSR array if ``sparse``, targets (m,) of the records that contribute, and private counts."""
+    schema = encoder.schema
+    X, keep, counts = encoder.transform(frame, sparse)
+    y, known = encoder.target(frame[schema.target])
     keep = keep & known
-    notes = {"records": len(frame), "used": int(keep.sum()), "unknown_labels": int((~known).sum()), "columns": counts}
+    notes = {"records": len(frame), "used": int(keep.sum()), "columns": counts}
+    if schema.target_bounds is None:
+        notes["unknown_labels"] = int((~known).sum())
+    else:
+        low, high = schema.target_bounds
+        values = numbers(frame[schema.target])
+        notes["targets_without_number"] = int((~known).sum())
+        notes["targets_clipped"] = int(((values < low) | (values > high)).sum())
     return (X, y, notes) if keep.all() else (X[keep], y[keep], notes)
 
 

@@ -5,7 +5,7 @@ The constants travel with a released model as a small JSON object:
 ``{"kind": "array", "shape": [64], "scale": 0.0625, "constant": true, "norm_bound": 1.0}``
 
 Each row is reshaped to ``shape``, multiplied by ``scale``, a constant 1 is appended if ``constant``, and the row is
-clipped to L2 norm ``norm_bound`` (``null``: not clipped).
+clipped to L2 norm ``norm_bound`` (``null``: not clipped).  Rows of a scipy.sparse array stay sparse.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from ..errors import DataError
 from .encoder import clip_rows
@@ -27,16 +28,18 @@ def array_preprocessing(
     return {"kind": "array", "shape": list(shape), "scale": scale, "constant": constant, "norm_bound": norm_bound}
 
 
-def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
     """Feature rows of a raw array; a row's result depends on that row alone.
 
     Args:
-        X: (n, ...) numbers; the size of a row must be that of the declared shape.
+        X: (n, ...) numbers; the size of a row must be that of the declared shape.  A scipy.sparse array (n, d) is
+            never made dense.
         preprocessing: public constants as in the module's text, also after a JSON round trip.
 
     Returns:
-        ``(rows, valid)``: rows (n, *shape) float64 in a new array, one longer with a constant column; valid (n,) bool,
-        ``False`` where a row holds NaN or infinity (its result is zero).
+        ``(rows, valid)``: rows (n, *shape) float64 in a new array, one longer with a constant column, a ``csr_array``
+        in canonical format if X is sparse; valid (n,) bool, ``False`` where a row holds NaN or infinity (its result is
+        zero).
 
     Raises:
         DataError: X does not hold numbers, its rows have another size, or the map is one of tables.
@@ -45,8 +48,10 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[np.ndarra
         raise DataError(
             f"These data are encoded by a schema ({preprocessing.get('kind')!r}), not as arrays. Pass a table."
         )
-    values = _floats(X)
     shape = tuple(int(size) for size in preprocessing["shape"])
+    if sparse.issparse(X):
+        return _transform_sparse(X, shape, preprocessing)
+    values = _floats(X)
     if values.ndim < 1 or math.prod(values.shape[1:]) != math.prod(shape):
         raise DataError(f"X has shape {values.shape}; its rows must have shape {shape}.")
     flat = values.reshape(len(values), math.prod(shape))
@@ -61,6 +66,35 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[np.ndarra
     if preprocessing["norm_bound"] is not None:
         rows = clip_rows(rows, float(preprocessing["norm_bound"]))
     return (rows if constant else rows.reshape(len(rows), *shape)), valid
+
+
+def _transform_sparse(
+    X: Any, shape: tuple[int, ...], preprocessing: Mapping[str, Any]
+) -> tuple[sparse.csr_array, np.ndarray]:
+    if X.ndim != 2 or len(shape) != 1 or X.shape[1] != shape[0]:
+        raise DataError(f"X is sparse and has shape {X.shape}; it must be two-dimensional, with rows of shape {shape}.")
+    if X.dtype.kind not in "iufb":
+        raise DataError(f"X does not hold numbers only: its type is {X.dtype}. Encode texts first, or use a table.")
+    given = X.tocsr()
+    rows = sparse.csr_array((given.data.astype(np.float64), given.indices.copy(), given.indptr.copy()), given.shape)
+    try:
+        rows.check_format(full_check=True)
+    except ValueError as error:
+        raise DataError(f"X is no valid sparse array: {error}.") from error
+    with np.errstate(invalid="ignore", over="ignore"):
+        rows.sum_duplicates()
+        rows.data *= float(preprocessing["scale"])
+    entry = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    valid = np.ones(rows.shape[0], dtype=bool)
+    valid[entry[~np.isfinite(rows.data)]] = False
+    rows.data[~valid[entry]] = 0.0
+    if preprocessing["constant"]:
+        column = sparse.csr_array(valid.astype(np.float64)[:, None])
+        rows = sparse.csr_array(sparse.hstack([rows, column], format="csr"))
+    if preprocessing["norm_bound"] is not None:
+        rows = clip_rows(rows, float(preprocessing["norm_bound"]))
+    rows.eliminate_zeros()
+    return rows, valid
 
 
 def _floats(X: Any) -> np.ndarray:

@@ -187,6 +187,26 @@ class Squared:
 
 
 LOGISTIC = Logistic()
+SOFTMAX = "softmax"
+PARAMETERS = {"logistic": None, "smoothed_hinge": "width", "huber": "threshold", "squared": "solution_bound"}
+"""Names of the losses of one score, and of the parameter that each takes."""
+
+
+def make_loss(name: str, parameter: float | None = None) -> GlmLoss:
+    """The loss called ``name``; ``parameter`` ``None`` for its default.
+
+    Raises:
+        ConfigError: an unknown name, or a parameter out of range.
+    """
+    if name not in PARAMETERS:
+        raise errors.invalid("loss", name, f"one of {list(PARAMETERS)}")
+    if name == "logistic":
+        if parameter is not None:
+            raise errors.invalid("loss_parameter", parameter, "left out with loss='logistic'")
+        return LOGISTIC
+    kind: Any = {"smoothed_hinge": SmoothedHinge, "huber": Huber, "squared": Squared}[name]
+    made: GlmLoss = kind() if parameter is None else kind(parameter)
+    return made
 
 
 def softmax_constants(norm_bound: float, n_classes: int) -> LossConstants:

@@ -1,10 +1,14 @@
-"""Objective perturbation for logistic loss: a random linear term in the objective, then an (almost) exact minimum.
+"""Objective perturbation: a random linear term in the objective, then an (almost) exact minimum.
 
-    J(θ) = Σᵢ ln(1 + exp(-yᵢ xᵢᵀθ)) + (λ/2)‖θ‖² + bᵀθ,   b ~ N(0, σ² I),   ‖xᵢ‖ ≤ R_x,   λ = ``lambda_sum`` public.
+    J(θ) = Σᵢ ℓ(xᵢᵀθ, yᵢ) + (λ/2)‖θ‖² + bᵀθ,   b ~ N(0, σ² I),   ‖xᵢ‖ ≤ R_x,   λ = ``lambda_sum`` public.
 
-For λ ≥ R_x²/ε the exact minimum under add_remove is as private as the plain Gaussian mechanism: σ = R_x · s(ε, δ), no
-price for the Jacobian.  The minimum found is only approximate (‖∇J‖ ≤ τ, verified), so a little more noise covers
-the difference and takes ``OUTPUT_SHARE`` of the budget.  Proofs: docs/proofs-objective.md.
+With logistic loss and λ ≥ R_x²/ε the exact minimum under add_remove is as private as the Gaussian mechanism itself:
+σ = R_x · s(ε, δ), no price for the Jacobian.  Other losses of one score, replace_one, and K > 2 classes (one against the
+rest, their budgets composed) pay ln(1 + β/λ) a problem.  The minimum found is only approximate (‖∇J‖ ≤ τ, verified), so
+a little more noise covers the difference and takes ``OUTPUT_SHARE`` of the budget.  Proofs: docs/proofs-objective.md.
+
+``variant`` chooses the calibration: ``"default"``; ``"pure"`` (δ = 0, noise of density ∝ exp(−‖b‖/scale)); and as
+published ``"cms11"`` (pure, replace_one), ``"kst12"`` and ``"redberg23"`` (:mod:`dpml.erm.published`).
 """
 
 from __future__ import annotations
@@ -20,15 +24,19 @@ from numpy.typing import ArrayLike, NDArray
 from dpml import errors
 from dpml.accounting import (
     ADD_REMOVE,
+    REPLACE_ONE,
     Composed,
     Event,
     Gaussian,
     ObjectivePerturbation,
+    Pure,
+    SelfComposed,
     calibrate,
     gaussian_noise_multiplier,
 )
-from dpml.erm.losses import logistic_constants
-from dpml.erm.rows import bounded_rows
+from dpml.erm import published
+from dpml.erm.losses import GlmLoss, LossConstants, make_loss, require
+from dpml.erm.problems import problem_count, problem_targets, solve_all, weight_shape
 from dpml.erm.rules import (
     AUTO,
     Regularization,
@@ -38,10 +46,12 @@ from dpml.erm.rules import (
     solver_tolerance,
     sum_form,
 )
-from dpml.erm.solver import minimise
-from dpml.mechanisms import NoiseSource, add_gaussian
+from dpml.mechanisms import NoiseSource, add_gaussian, add_norm_gamma, norm_gamma
 
 OUTPUT_SHARE = 0.005  # of epsilon and of delta, by basic composition
+VARIANTS = ("default", "pure", "cms11", "kst12", "redberg23")
+PURE_VARIANTS = ("pure", "cms11")
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 Charge = Callable[[Event], None]
 
@@ -54,10 +64,13 @@ class ObjectivePlan:
         epsilon, delta, neighboring_relation, accountant: the promise and who calibrated it.
         n_declared, n_features, norm_bound, solution_norm: public knowledge that it rests on.
         lambda_sum, regularization: λ of the sum form, and Λ = λ/n_declared of the mean form.
-        noise_std, noise_multiplier: σ of the linear term, and σ ÷ norm_bound.
-        tolerance: τ, the verified bound on ‖∇J‖ of the solution.
-        output_sensitivity, output_std: 2τ/λ, and the standard deviation of the noise that covers it.
-        event: what is charged, both releases.
+        noise_std, noise_multiplier: standard deviation of each entry of the linear term, and that ÷ the bound L on one
+            record's gradient.
+        noise_scale: of the density ∝ exp(−‖b‖/scale) of a pure variant, else 0.
+        tolerance: τ, the verified bound on ‖∇J‖ of each solution.
+        output_sensitivity, output_std: 2τ/λ·√problems, and the standard deviation of the noise that covers it.
+        event: what is charged, all releases.
+        loss, loss_parameter, n_classes, variant: the problem and the calibration.
     """
 
     epsilon: float
@@ -72,10 +85,46 @@ class ObjectivePlan:
     regularization: float
     noise_std: float
     noise_multiplier: float
+    noise_scale: float
     tolerance: float
     output_sensitivity: float
     output_std: float
     event: Event
+    loss: str = "logistic"
+    loss_parameter: float | None = None
+    n_classes: int = 2
+    variant: str = "default"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The public facts of one plan, gathered."""
+
+    loss: GlmLoss
+    constants: LossConstants
+    problems: int
+    n_features: int
+    solution_norm: float
+    norm_bound: float
+    relation: str
+    epsilon: float  # of the linear terms, the output noise's share taken off
+    delta: float
+    output_event: Event
+
+    def objective_event(self, noise_std: float, lambda_sum: float) -> Event:
+        kind = "logistic" if self.loss.name == "logistic" else "monotone" if self.loss.monotone else "general"
+        one = ObjectivePerturbation(
+            noise_std=noise_std,
+            lambda_sum=lambda_sum,
+            norm_bound=self.norm_bound,
+            loss=kind,
+            slope_bound=self.loss.slope_bound,
+            curvature_bound=self.loss.curvature_bound,
+        )
+        return one if self.problems == 1 else SelfComposed(one, self.problems)
+
+    def event(self, noise_std: float, lambda_sum: float) -> Event:
+        return Composed((self.objective_event(noise_std, lambda_sum), self.output_event))
 
 
 def objective_lambda(
@@ -100,18 +149,26 @@ def plan_objective(
     solution_norm: float = 15.0,
     regularization: Regularization = AUTO,
     accountant: str = "best",
+    loss: str = "logistic",
+    loss_parameter: float | None = None,
+    n_classes: int = 2,
+    variant: str = "default",
 ) -> ObjectivePlan:
-    """Calibrate objective perturbation for binary logistic regression; reads no record.
+    """Calibrate objective perturbation; reads no record.
 
-    Arguments as for :func:`dpml.erm.output.plan_output`.  A given ``regularization`` (Λ, mean form) may lie below the
+    Arguments as for :func:`dpml.erm.output.plan_output`, without softmax (its Hessian has rank K − 1, the proofs need
+    one of rank one: use K problems of logistic loss).  A given ``regularization`` (Λ, mean form) may lie below the
     theorem's λ; the accountant then pays the Jacobian constant, and a Λ for which that alone passes the budget is
-    refused.  Under replace_one the guarantee is the group of two of add_remove.
+    refused.
 
     Raises:
         ConfigError: a value out of range, by name.
         UnsupportedEventError: an accountant that cannot bound objective perturbation (``zcdp``, ``pld``; ``exact``
-            because two releases are composed; ``rdp`` under replace_one).
+            where several releases are composed).
     """
+    if variant not in VARIANTS:
+        raise errors.invalid("variant", variant, f"one of {list(VARIANTS)}")
+    pure = variant in PURE_VARIANTS
     check_public(
         n_declared=n_declared,
         n_features=n_features,
@@ -120,37 +177,45 @@ def plan_objective(
         neighboring_relation=neighboring_relation,
         norm_bound=norm_bound,
         solution_norm=solution_norm,
+        pure=pure,
     )
+    _check_relation(variant, neighboring_relation)
+    made = make_loss(loss, loss_parameter)
+    require(made, "objective")
     changed = changed_records(neighboring_relation)
-    given = sum_form(regularization, n_declared)
-    one_epsilon = (1.0 - OUTPUT_SHARE) * epsilon / changed
-    if given is not None:
-        _check_feasible(given, one_epsilon, norm_bound, n_declared, regularization)
+    constants = made.constants(norm_bound)
     # two approximate minima are 2τ/λ apart under either relation, so per contribution it is (2τ/λ)/changed
-    output_unit = gaussian_noise_multiplier(OUTPUT_SHARE * epsilon, OUTPUT_SHARE * delta)
-    output_event = Gaussian(output_unit * changed)
-
-    def lambda_of(noise_std: float) -> float:
-        return given or objective_lambda(
-            noise_std=noise_std,
-            norm_bound=norm_bound,
-            n_features=n_features,
-            solution_norm=solution_norm,
-            epsilon=one_epsilon,
-        )
-
-    def event_of(noise_multiplier: float) -> Event:
-        std = noise_multiplier * norm_bound
-        perturbed = ObjectivePerturbation(noise_std=std, lambda_sum=lambda_of(std), norm_bound=norm_bound)
-        return Composed((perturbed, output_event))
-
-    multiplier = calibrate(
-        event_of, epsilon=epsilon, delta=delta, accountant=accountant, neighboring_relation=neighboring_relation
+    output_unit = 0.0 if pure else gaussian_noise_multiplier(OUTPUT_SHARE * epsilon, OUTPUT_SHARE * delta)
+    task = _Task(
+        loss=made,
+        constants=constants,
+        problems=problem_count(made, n_classes),
+        n_features=n_features,
+        solution_norm=solution_norm,
+        norm_bound=norm_bound,
+        relation=neighboring_relation,
+        epsilon=(1.0 - OUTPUT_SHARE) * epsilon,
+        delta=(1.0 - OUTPUT_SHARE) * delta,
+        output_event=Pure(OUTPUT_SHARE * epsilon) if pure else Gaussian(output_unit * changed),
     )
-    noise_std = multiplier * norm_bound
-    lambda_sum = lambda_of(noise_std)
+    given = sum_form(regularization, n_declared)
+    if given is not None:
+        _check_feasible(task, given, n_declared, regularization, variant)
+    noise_scale = 0.0
+    event: Event
+    if pure:
+        noise_scale, lambda_sum = _pure_noise(task, given, published_form=variant == "cms11")
+        noise_std = noise_scale * math.sqrt(n_features + 1.0)
+        event = Composed((Pure(task.epsilon), task.output_event))
+    else:
+        if variant == "default":
+            noise_std, lambda_sum = _default_noise(task, given, epsilon, delta, accountant)
+        else:
+            noise_std, lambda_sum = _published_noise(task, given, variant)
+        event = task.event(noise_std, lambda_sum)
     tolerance = solver_tolerance(norm_bound, n_declared)
-    slack = approximation_slack(tolerance, lambda_sum)
+    slack = math.sqrt(task.problems) * approximation_slack(tolerance, lambda_sum)
+    size = n_features * task.problems
     return ObjectivePlan(
         epsilon=epsilon,
         delta=delta,
@@ -163,49 +228,205 @@ def plan_objective(
         lambda_sum=lambda_sum,
         regularization=lambda_sum / n_declared,
         noise_std=noise_std,
-        noise_multiplier=multiplier,
+        noise_multiplier=noise_std / constants.lipschitz,
+        noise_scale=noise_scale,
         tolerance=tolerance,
         output_sensitivity=slack,
-        output_std=output_unit * slack,
-        event=event_of(multiplier),
+        output_std=slack * (math.sqrt(size + 1.0) / (OUTPUT_SHARE * epsilon) if pure else output_unit),
+        event=event,
+        loss=loss,
+        loss_parameter=loss_parameter,
+        n_classes=n_classes,
+        variant=variant,
     )
 
 
-def _check_feasible(
-    lambda_sum: float, one_epsilon: float, norm_bound: float, n_declared: int, regularization: Regularization
-) -> None:
-    """A Jacobian constant c₀ = ln(1 + β/λ) of the whole ε leaves nothing for the noise, however large."""
-    smoothness = logistic_constants(norm_bound).smoothness
-    if math.log1p(smoothness / lambda_sum) >= one_epsilon:
-        least = smoothness / math.expm1(one_epsilon) / n_declared if one_epsilon < 700.0 else 0.0
-        free = norm_bound**2 / one_epsilon / n_declared
+def _check_relation(variant: str, relation: str) -> None:
+    needed = {"cms11": REPLACE_ONE, "redberg23": ADD_REMOVE}.get(variant, relation)
+    if relation != needed:
         raise errors.invalid(
-            "regularization",
-            regularization,
-            f"above {least:.3g} (mean form) for this epsilon and n_declared",
-            f"From {free:.3g} on it costs no extra noise; regularization='auto' takes care of it.",
+            "neighboring_relation", relation, f"{needed!r} with variant={variant!r}, whose theorem is for that relation"
         )
 
 
+# ------------------------------------------------------------------------------------------------- noise and lambda
+
+
+def _default_noise(
+    task: _Task, given: float | None, epsilon: float, delta: float, accountant: str
+) -> tuple[float, float]:
+    """(σ, λ) of the least predicted cost that the accountant lets pass.
+
+    The linear term costs at most E‖b‖²/(2λ) = dσ²/(2λ) a problem, regularisation λR²/2.  With logistic loss, add_remove
+    and one problem σ does not depend on λ from R_x²/ε on, and λ = max(R_x²/ε, √d σ/R) is best; under replace_one that
+    holds for the group of two; elsewhere σ falls as λ grows.
+    """
+
+    def noise_of(lambda_of: Callable[[float], float]) -> float:
+        multiplier = calibrate(
+            lambda m: task.event(m * task.constants.lipschitz, lambda_of(m * task.constants.lipschitz)),
+            epsilon=epsilon,
+            delta=delta,
+            accountant=accountant,
+            neighboring_relation=task.relation,
+        )
+        return multiplier * task.constants.lipschitz
+
+    if given is not None:
+        return noise_of(lambda _: given), given
+
+    def free(noise_std: float) -> float:
+        return objective_lambda(
+            noise_std=noise_std,
+            norm_bound=task.norm_bound,
+            n_features=task.n_features,
+            solution_norm=task.solution_norm,
+            epsilon=task.epsilon / changed_records(task.relation),
+        )
+
+    found: list[tuple[float, float, float]] = []
+    if task.loss.name == "logistic" and task.problems == 1:
+        noise_std = noise_of(free)
+        found.append((_cost(task, noise_std, free(noise_std)), noise_std, free(noise_std)))
+    if not found or task.relation != ADD_REMOVE:
+        lambda_sum = _priced_lambda(task)
+        noise_std = noise_of(lambda _: lambda_sum)
+        found.append((_cost(task, noise_std, lambda_sum), noise_std, lambda_sum))
+    _, noise_std, lambda_sum = min(found)
+    return noise_std, lambda_sum
+
+
+def _cost(task: _Task, noise_std: float, lambda_sum: float) -> float:
+    return task.n_features * noise_std**2 / (2.0 * lambda_sum) + lambda_sum * task.solution_norm**2 / 2.0
+
+
+def _priced_lambda(task: _Task) -> float:
+    """The λ of least cost if c₀ = ln(1 + β/λ) is paid for every problem, by a golden-section search to 2 %.
+
+    σ(λ) is taken for a Gaussian mechanism's at what the constants leave of ε; that only steers the choice of λ, the
+    noise itself is calibrated afterwards.
+    """
+    smoothness, epsilon = task.constants.smoothness, task.epsilon / task.problems
+    reach = changed_records(task.relation) * math.sqrt(task.problems) * task.constants.lipschitz
+
+    def cost(log_lambda: float) -> float:
+        left = task.epsilon - task.problems * math.log1p(smoothness / math.exp(log_lambda))
+        return _cost(task, reach * gaussian_noise_multiplier(left, task.delta / 2.0), math.exp(log_lambda))
+
+    low = math.log(smoothness / math.expm1(min(0.9 * epsilon, 700.0)))
+    plain = reach * gaussian_noise_multiplier(task.epsilon, task.delta / 2.0)
+    high = max(low + 1.0, math.log(8.0 * math.sqrt(task.n_features) * plain / task.solution_norm))
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_left, at_right = cost(left), cost(right)
+    while high - low > 0.02:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - GOLDEN * (high - low)
+            at_left = cost(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + GOLDEN * (high - low)
+            at_right = cost(right)
+    return math.exp((low + high) / 2.0)
+
+
+def _pure_noise(task: _Task, given: float | None, *, published_form: bool) -> tuple[float, float]:
+    """(scale, λ) of noise ∝ exp(−‖b‖/scale), ε split evenly over the problems.
+
+    One record more changes b by at most L and the determinant by at most c₀ = ln(1 + β/λ): scale = changed·L/(ε−c₀);
+    as published 2 ln(1 + β/λ) stands for c₀ (Chaudhuri, Monteleoni & Sarwate 2011, Algorithm 2).  λ is the smallest that
+    balances E‖b‖²/(2λ) = d(d + 1)·scale²/(2λ) and λR²/2.
+    """
+    changed, epsilon = changed_records(task.relation), task.epsilon / task.problems
+    reach, smoothness = task.constants.lipschitz, task.constants.smoothness
+
+    def at(lambda_sum: float) -> tuple[float, float]:
+        if published_form:
+            _, extra, scale = published.cms11(epsilon, lambda_sum, reach, smoothness)
+            return scale, lambda_sum + extra
+        return changed * reach / (epsilon - math.log1p(smoothness / lambda_sum)), lambda_sum
+
+    if given is not None:
+        return at(given)
+    size = math.sqrt(task.n_features * (task.n_features + 1.0)) / task.solution_norm
+    low = smoothness / math.expm1(min(epsilon / 4.0, 700.0))  # here 2c₀ = ε/2
+    high = max(low, size * at(low)[0])  # more λ, less noise: the balance lies below
+    low = max(low, 1e-12)
+    while high > low * (1.0 + 1e-9):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if middle < size * at(middle)[0] else (low, middle)
+    return at(max(low, high))
+
+
+def _published_noise(task: _Task, given: float | None, variant: str) -> tuple[float, float]:
+    """(σ, λ) of a published theorem at ε and δ divided by the number of problems."""
+    epsilon, delta = task.epsilon / task.problems, task.delta / task.problems
+    reach, smoothness = task.constants.lipschitz, task.constants.smoothness
+    if variant == "kst12":
+        noise_std, least = published.kst12(epsilon, delta, reach, smoothness, task.relation)
+        balance = math.sqrt(task.n_features) * noise_std / task.solution_norm
+        return noise_std, max(least, balance) if given is None else given
+    noise_std, lambda_sum = published.redberg23(epsilon, delta, reach, smoothness)
+    if given is not None:
+        return published.redberg23_noise(epsilon, delta, given, reach, smoothness), given
+    balance = math.sqrt(task.n_features) * noise_std / task.solution_norm
+    return noise_std, max(lambda_sum, balance)
+
+
+def _check_feasible(
+    task: _Task, lambda_sum: float, n_declared: int, regularization: Regularization, variant: str
+) -> None:
+    """Jacobian constants c₀ = ln(1 + β/λ) of the whole ε leave nothing for the noise, however large."""
+    smoothness, epsilon = task.constants.smoothness, task.epsilon / task.problems
+    allowed = {"cms11": 0.0, "kst12": 2.0 * smoothness / epsilon}
+    allowed["redberg23"] = smoothness / -math.expm1(-epsilon)
+    least = allowed.get(variant, smoothness / math.expm1(epsilon) if epsilon < 700.0 else 0.0)
+    if lambda_sum < least or (lambda_sum == least and variant != "kst12"):
+        way_out = "regularization='auto' takes care of it."
+        if task.loss.name == "logistic" and task.relation == ADD_REMOVE and variant == "default" and task.problems == 1:
+            free = task.norm_bound**2 / epsilon / n_declared
+            way_out = f"From {free:.3g} on it costs no extra noise; {way_out}"
+        raise errors.invalid(
+            "regularization",
+            regularization,
+            f"above {least / n_declared:.3g} (mean form) for this epsilon and n_declared",
+            way_out,
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- fit
+
+
 def linear_term(plan: ObjectivePlan, noise: NoiseSource) -> NDArray[np.float64]:
-    """b ~ N(0, noise_std² I), shape (n_features,), one draw per coefficient with the constant column's included."""
-    return noise.normal(plan.noise_std, plan.n_features)
+    """b, shape (d,) or (K, d), one draw a problem, the constant column's coefficient included."""
+    problems = problem_count(make_loss(plan.loss, plan.loss_parameter), plan.n_classes)
+    shape = weight_shape(plan.n_features, problems)
+    if plan.variant not in PURE_VARIANTS:
+        return noise.normal(plan.noise_std, shape)
+    terms = [norm_gamma(plan.n_features, scale=plan.noise_scale, noise=noise) for _ in range(problems)]
+    return np.reshape(np.stack(terms), shape)
 
 
 def fit_objective(
-    plan: ObjectivePlan, x: ArrayLike, y_signed: ArrayLike, *, noise: NoiseSource, charge: Charge
+    plan: ObjectivePlan, x: Any, y: ArrayLike, *, noise: NoiseSource, charge: Charge
 ) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """The private parameters (d,) and *private* diagnostics; ``charge(plan.event)`` returns before anything is used.
+    """The private parameters, (d,) or (K, d), and *private* diagnostics; ``charge(plan.event)`` comes first.
 
     Arguments and errors as for :func:`dpml.erm.output.fit_output`.
     """
     charge(plan.event)
-    rows, labels = bounded_rows(x, y_signed, norm_bound=plan.norm_bound, n_features=plan.n_features)
-    solution = minimise(rows, labels, plan.lambda_sum, linear=linear_term(plan, noise), tolerance=plan.tolerance)
-    theta = add_gaussian(
-        solution.theta,
-        sensitivity=plan.output_sensitivity,
-        noise_multiplier=plan.output_std / plan.output_sensitivity,
-        noise=noise,
+    loss = make_loss(plan.loss, plan.loss_parameter)
+    problems = problem_count(loss, plan.n_classes)
+    rows, targets = problem_targets(
+        loss, x, y, norm_bound=plan.norm_bound, n_features=plan.n_features, n_problems=problems
     )
-    return theta, {"gradient_norm": solution.gradient_norm, "iterations": solution.iterations}
+    solved = solve_all(loss, rows, targets, plan.lambda_sum, linear_term(plan, noise), plan.tolerance)
+    if plan.variant in PURE_VARIANTS:
+        share = OUTPUT_SHARE * plan.epsilon
+        theta = add_norm_gamma(solved.theta, sensitivity=plan.output_sensitivity, epsilon=share, noise=noise)
+    else:
+        multiplier = plan.output_std / plan.output_sensitivity
+        theta = add_gaussian(
+            solved.theta, sensitivity=plan.output_sensitivity, noise_multiplier=multiplier, noise=noise
+        )
+    return theta, solved.diagnostics

@@ -24,16 +24,23 @@ def check_public(
     neighboring_relation: str,
     norm_bound: float | None,
     solution_norm: float,
+    pure: bool = False,
 ) -> None:
-    """Refuse, by name, every public value for which no theorem of this package holds (``ConfigError``)."""
+    """Refuse, by name, every public value for which no theorem of this package holds (``ConfigError``).
+
+    ``pure``: the noise is of the kind that gives δ = 0, and then δ must be 0.
+    """
     for name, whole in (("n_declared", n_declared), ("n_features", n_features)):
         if isinstance(whole, bool) or whole != int(whole) or whole < 1:
             raise errors.invalid(name, whole, "a whole number >= 1")
     for name, number in (("epsilon", epsilon), ("norm_bound", norm_bound), ("solution_norm", solution_norm)):
         if number is None or not (math.isfinite(number) and number > 0.0):
             raise errors.invalid(name, number, "a finite number > 0")
-    if not 0.0 < delta < 1.0:
-        raise errors.invalid("delta", delta, "a number in (0, 1)", "These methods draw Gaussian noise: no pure DP.")
+    if pure and delta != 0.0:
+        raise errors.invalid("delta", delta, "0 with noise that gives pure ε-DP", "Gaussian noise uses δ > 0.")
+    if not pure and not 0.0 < delta < 1.0:
+        way_out = "Gaussian noise gives no pure DP; noise='gamma' (output) or variant='pure' (objective) does."
+        raise errors.invalid("delta", delta, "a number in (0, 1)", way_out)
     if neighboring_relation not in RELATIONS:
         raise errors.invalid("neighboring_relation", neighboring_relation, f"one of {RELATIONS}")
 

@@ -2,6 +2,7 @@
 
 Private ERM needs more than a solver's own word: the proofs allow ‖∇J‖ ≤ τ and no more.  So the answer is verified,
 with half of τ left for the rounding of the sums, or :class:`~dpml.errors.SolverError` is raised and nothing comes out.
+How the minimum is found is a matter of speed alone (``newton``): there is one minimum, and what is verified is exact.
 """
 
 from __future__ import annotations
@@ -11,19 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
-from scipy.optimize import minimize
-from scipy.sparse.linalg import LinearOperator, cg
 
 from dpml import errors
-from dpml.erm.losses import LOGISTIC, GlmLoss, Rows, Vector, hessian, hessian_vector, value_and_gradient
+from dpml.erm import newton
+from dpml.erm.losses import LOGISTIC, GlmLoss, Rows, Vector, value_and_gradient
 
-MAX_QUASI_NEWTON = 30  # cheap first stage
 MAX_NEWTON = 200
-MAX_HALVINGS = 60
-DENSE_LIMIT = 1500  # features up to which the Hessian is formed
+MAX_RESTARTS = 5
+BLOCK = 4096  # rows squared at a time
 ROUNDING_SHARE = 0.5  # the computed norm must be below this share of the tolerance, the rest covers rounding
-SUFFICIENT_DECREASE = 1e-4
+AIM = 0.5  # the search stops at this share of what is verified, as it carries its scores along from step to step
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Solution:
     Attributes:
         theta: parameters, shape (d,), float64.
         gradient_norm: ‖∇J(theta)‖ as computed, at most half the tolerance.  Depends on the records: private.
-        iterations: of both stages together; private.
+        iterations: Newton steps on all records; private.
     """
 
     theta: NDArray[np.float64]
@@ -51,8 +49,8 @@ def minimise(
 ) -> Solution:
     """argmin of J(θ) = Σ ℓ(xᵢᵀθ, yᵢ) + (lambda_sum/2)‖θ‖² + linearᵀθ (sum form) with ‖∇J‖ ≤ ``tolerance``.
 
-    A few L-BFGS steps, then damped Newton steps (Cholesky, or conjugate gradients above ``DENSE_LIMIT`` features).
-    J is strongly convex for lambda_sum > 0, so there is one minimum and Newton with a line search gets to it; no
+    Damped Newton steps by preconditioned conjugate gradients.  J is strongly convex for lambda_sum > 0, so there is one
+    minimum and Newton with a line search gets to it, for a loss with a Lipschitz slope (hinge, Huber) as well; no
     records at all (n = 0) is a fine case with minimum -linear/lambda_sum.
 
     Args:
@@ -68,14 +66,19 @@ def minimise(
     for name, number in (("lambda_sum", lambda_sum), ("tolerance", tolerance)):
         if not (np.isfinite(number) and number > 0.0):
             raise errors.invalid(name, number, "a finite number > 0")
-    rows = x if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
+    rows = sparse.csr_array(x, dtype=np.float64) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
     labels = np.asarray(y, dtype=np.float64)
     shift = None if linear is None else np.asarray(linear, dtype=np.float64)
     goal = ROUNDING_SHARE * tolerance
 
-    theta, first = _quasi_newton(loss, rows, labels, lambda_sum, shift, goal)
-    theta, second = _newton(loss, theta, rows, labels, lambda_sum, shift, goal)
-    norm = gradient_norm(loss, theta, rows, labels, lambda_sum, shift)
+    problem = newton.Problem(loss, rows, labels, lambda_sum, np.zeros(rows.shape[1]) if shift is None else shift)
+    theta, norm, iterations = newton.start(problem), np.inf, 0
+    for _ in range(MAX_RESTARTS):
+        theta, steps = newton.descend(problem, theta, AIM * goal, MAX_NEWTON)
+        iterations += steps
+        before, norm = norm, gradient_norm(loss, theta, rows, labels, lambda_sum, shift)
+        if norm <= goal or not norm < 0.5 * before:
+            break
     rounding = rounding_estimate(loss, theta, rows, labels, lambda_sum, shift)
     if not (norm <= goal and rounding <= goal):
         raise errors.SolverError(
@@ -83,7 +86,7 @@ def minimise(
             f"proof needs both below {goal:.3g} (half of the tolerance). Nothing was released. Use a larger tolerance "
             "or regularization."
         )
-    return Solution(theta=theta, gradient_norm=norm, iterations=first + second)
+    return Solution(theta=theta, gradient_norm=norm, iterations=iterations)
 
 
 def gradient_norm(loss: GlmLoss, theta: Vector, x: Rows, y: Vector, lambda_sum: float, linear: Vector | None) -> float:
@@ -114,61 +117,11 @@ def rounding_estimate(
 
 def row_norms(x: Rows) -> Vector:
     """L2 norms of the rows, shape (n,)."""
-    if sparse.issparse(x):
-        return np.sqrt(np.asarray(x.multiply(x).sum(axis=1), dtype=np.float64).reshape(-1))
-    return np.sqrt(np.einsum("ij,ij->i", x, x))
-
-
-def _quasi_newton(
-    loss: GlmLoss, x: Rows, y: Vector, lambda_sum: float, linear: Vector | None, goal: float
-) -> tuple[Vector, int]:
-    start = np.zeros(x.shape[1])
-    if x.shape[0] == 0 and linear is not None:
-        return -linear / lambda_sum, 0
-    result = minimize(
-        lambda theta: value_and_gradient(loss, theta, x, y, lambda_sum, linear),
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": MAX_QUASI_NEWTON, "maxcor": 20, "ftol": 0.0, "gtol": goal / np.sqrt(max(1, x.shape[1]))},
-    )
-    theta = np.asarray(result.x, dtype=np.float64)
-    return (theta if np.isfinite(theta).all() else start), int(result.nit)
-
-
-def _newton(
-    loss: GlmLoss, theta: Vector, x: Rows, y: Vector, lambda_sum: float, linear: Vector | None, goal: float
-) -> tuple[Vector, int]:
-    value, gradient = value_and_gradient(loss, theta, x, y, lambda_sum, linear)
-    norm = float(np.linalg.norm(gradient))
-    for iteration in range(MAX_NEWTON):
-        if norm <= goal:
-            return theta, iteration
-        step = _newton_direction(loss, theta, x, y, lambda_sum, gradient)
-        slope = float(gradient @ step)
-        length = 1.0
-        for _ in range(MAX_HALVINGS):
-            trial = theta + length * step
-            trial_value, trial_gradient = value_and_gradient(loss, trial, x, y, lambda_sum, linear)
-            trial_norm = float(np.linalg.norm(trial_gradient))
-            # near the minimum the value is flat to rounding, and there the gradient norm is what falls
-            if trial_value <= value + SUFFICIENT_DECREASE * length * slope or trial_norm < 0.9 * norm:
-                break
-            length /= 2.0
-        else:
-            return theta, iteration
-        theta, value, gradient, norm = trial, trial_value, trial_gradient, trial_norm
-    return theta, MAX_NEWTON
-
-
-def _newton_direction(loss: GlmLoss, theta: Vector, x: Rows, y: Vector, lambda_sum: float, gradient: Vector) -> Vector:
-    d = x.shape[1]
-    if d <= DENSE_LIMIT:
-        try:
-            return -cho_solve(cho_factor(hessian(loss, theta, x, y, lambda_sum)), gradient)
-        except LinAlgError:  # not positive definite to rounding: a tiny lambda_sum beside a huge curvature
-            pass
-    weights = loss.curvature(x @ theta, y)
-    operator = LinearOperator((d, d), matvec=lambda v: hessian_vector(weights, x, lambda_sum, v), dtype=np.float64)
-    direction, _ = cg(operator, -gradient, rtol=1e-6, maxiter=10 * d + 100)
-    return direction if float(direction @ gradient) < 0.0 else -gradient
+    if not sparse.issparse(x):
+        return np.sqrt(np.einsum("ij,ij->i", x, x))
+    result, ones = np.empty(x.shape[0]), np.ones(x.shape[1])
+    for first in range(0, x.shape[0], BLOCK):
+        rows = x[first : first + BLOCK]
+        squares = sparse.csr_array((np.square(rows.data), rows.indices, rows.indptr), shape=rows.shape)
+        result[first : first + BLOCK] = squares @ ones
+    return np.sqrt(result)

@@ -2,5 +2,15 @@
 
 from dpml.mechanisms.gaussian import add_gaussian, gaussian_std
 from dpml.mechanisms.noise import FixedNoise, NoiseSource, SecretNoise, default_noise
+from dpml.mechanisms.norm_gamma import add_norm_gamma, norm_gamma
 
-__all__ = ["FixedNoise", "NoiseSource", "SecretNoise", "add_gaussian", "default_noise", "gaussian_std"]
+__all__ = [
+    "FixedNoise",
+    "NoiseSource",
+    "SecretNoise",
+    "add_gaussian",
+    "add_norm_gamma",
+    "default_noise",
+    "gaussian_std",
+    "norm_gamma",
+]

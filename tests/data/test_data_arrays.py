@@ -82,7 +82,9 @@ FAULTS = [
     ({"y": Y[:3]}, DataError, "different lengths"),
     ({"y": np.zeros((5, 1))}, DataError, r"y has shape \(5, 1\)"),
     ({"X": [[1.0], [1.0, 2.0]], "y": [0, 1]}, DataError, "ragged"),
-    ({"X": sparse.eye(5).tocsr()}, DataError, r"sparse.*toarray"),
+    ({"X": sparse.csr_array(np.eye(4))}, DataError, "different lengths"),
+    ({"X": sparse.coo_array(np.ones(5))}, DataError, r"X has shape \(5,\)"),
+    ({"X_test": sparse.csr_array(np.ones((5, 3))), "y_test": Y}, DataError, "They must agree"),
     ({"X_test": X}, DataError, "y_test is missing"),
     ({"y_test": Y}, DataError, "X_test is missing"),
     ({"X_test": np.zeros((5, 3)), "y_test": Y}, DataError, "They must agree"),
@@ -110,6 +112,36 @@ def test_faults_at_load() -> None:
         made(np.zeros((0, 2)), []).load(FixedNoise(0))
     with pytest.raises(DataError, match="does not hold numbers only"):
         made(np.array([["a", "b"]]), [0]).load(FixedNoise(0))
+
+
+@pytest.mark.parametrize("kind", [sparse.csr_array, sparse.csr_matrix, sparse.csc_array, sparse.coo_array])
+@pytest.mark.parametrize("constant", [False, True])
+def test_sparse_rows_are_those_of_the_dense_array(kind: Any, constant: bool) -> None:
+    dense = made(add_constant=constant, X_test=X[:2], y_test=Y[:2]).load(FixedNoise(0))
+    data = made(kind(X), add_constant=constant, X_test=kind(X[:2]), y_test=Y[:2])
+    assert data.public == made(add_constant=constant, X_test=X[:2], y_test=Y[:2]).public
+    records = data.load(FixedNoise(0), sparse=True)
+    assert isinstance(records.X, sparse.csr_array)
+    assert isinstance(records.X_test, sparse.csr_array)
+    np.testing.assert_allclose(records.X.toarray(), dense.X, rtol=1e-14)
+    np.testing.assert_allclose(records.X_test.toarray(), dense.X_test, rtol=1e-14)
+    np.testing.assert_array_equal(records.y, dense.y)
+    assert records.private_notes == dense.private_notes
+    plain = data.load(FixedNoise(0))
+    assert isinstance(plain.X, np.ndarray)
+    np.testing.assert_allclose(plain.X, dense.X, rtol=1e-14)
+
+
+def test_dense_arrays_stay_dense() -> None:
+    assert isinstance(made().load(FixedNoise(0), sparse=True).X, np.ndarray)
+
+
+def test_a_wide_sparse_array_is_never_made_dense() -> None:
+    wide = sparse.csr_array((np.ones(3), (np.arange(3), [0, 7, 999_999])), shape=(3, 10_000_000_000))
+    data = made(wide, [0, 1, 1], add_constant=True)
+    records = data.load(FixedNoise(0), sparse=True)
+    assert records.X.shape == (3, data.public.n_features) == (3, 10_000_000_001)
+    np.testing.assert_allclose(records.X.data, np.sqrt(0.5), rtol=1e-12)
 
 
 class Traps:

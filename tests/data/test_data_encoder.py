@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from decimal import Decimal
 from typing import Any
@@ -11,10 +12,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 from sklearn.preprocessing import OneHotEncoder, SplineTransformer
 
 from dpml.data import Encoder, Schema
 from dpml.data.encoder import clip_rows, lookup, numbers
+from dpml.data.transform import array_preprocessing, transform_array
 from dpml.errors import DataError
 
 
@@ -209,3 +212,127 @@ def test_clip_rows_works_for_any_memory_layout() -> None:
     assert np.linalg.norm(clip_rows(X, 1.0), axis=1).max() <= 1.0
     assert np.linalg.norm(clip_rows(np.full((6, 4), 7.0)[::2, ::2], 1.0), axis=1).max() <= 1.0
     assert clip_rows(np.empty((0, 4)), 1.0).shape == (0, 4)
+
+
+# ---------------------------------------------------------------------------------------------------- sparse
+
+
+def canonical(X: Any) -> bool:
+    """CSR float64 with sorted columns, no entry twice, no zero; found out afresh, not from flags."""
+    fresh = sparse.csr_array((X.data, X.indices, X.indptr), shape=X.shape)
+    return bool(X.format == "csr" and X.dtype == np.float64 and fresh.has_canonical_format and (X.data != 0.0).all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ROW, max_size=12), st.sampled_from([1e-3, 1.0, 100.0]), st.sampled_from(["other", "zero", "drop"]))
+def test_sparse_rows_are_the_dense_ones_to_the_last_bit(rows: list[tuple[Any, ...]], bound: float, policy: str) -> None:
+    town = {**TOWN, "on_invalid": policy}
+    encoder = make(bound, a={"kind": "numeric", "bounds": [0, 10], "encoding": "minmax"}, m=MONEY, t=town)
+    dense, thin = encoder.transform(frame(rows)), encoder.transform(frame(rows), sparse=True)
+    assert canonical(thin[0])
+    assert thin[0].shape == (len(rows), encoder.n_features)
+    np.testing.assert_array_equal(thin[0].toarray(), dense[0])
+    np.testing.assert_array_equal(thin[1], dense[1])
+    assert thin[2] == dense[2]
+
+
+def test_dense_rows_by_a_slow_twin() -> None:
+    """Cell by cell from the definitions: hat functions, indicators, constant, then the clipping."""
+    encoder = make(1.0, a=NUMBER, t=TOWN)
+    cells = {"a": [0, 1.25, 9.9, None, 50], "t": ["a", "b", "?", "a", None]}
+    for position in range(5):
+        value, town = cells["a"][position], cells["t"][position]
+        hats = [0.0] * 3 if value is None else [max(0.0, 1 - abs(min(value, 10) - k) / 5) for k in (0, 5, 10)]
+        row = np.array([*hats, town == "a", town == "b", town not in ("a", "b"), 1.0], dtype=float)
+        row /= max(1.0, np.linalg.norm(row))
+        for sparsely in (False, True):
+            X = encoder.transform(pd.DataFrame(cells), sparse=sparsely)[0]
+            got = X.toarray()[position] if sparsely else X[position]
+            np.testing.assert_allclose(got, row, atol=1e-13)
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.uniform(-1, 11, 50), "t": rng.choice(["a", "b", "?"], 50)})
+    whole = make(1.0, a=NUMBER, t=TOWN).transform(table, sparse=True)[0]
+    monkeypatch.setattr("dpml.data.encoder._CHUNK", 7)
+    blocks = make(1.0, a=NUMBER, t=TOWN).transform(table, sparse=True)[0]
+    np.testing.assert_array_equal(whole.toarray(), blocks.toarray())
+
+
+def test_regression_targets() -> None:
+    schema = {"n_declared": 9, "target": {"name": "y", "bounds": [10, 30]}, "norm_bound": 1.0, "columns": {"a": NUMBER}}
+    y, known = Encoder(Schema.from_dict(schema)).target(pd.Series(["10", "25", "x", "inf", None, "-4", "20"]))
+    np.testing.assert_allclose(y, [-1.0, 0.5, 0.0, 1.0, 0.0, -1.0, 0.0])
+    assert known.tolist() == [True, True, False, True, False, True, True]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.one_of(st.just(0.0), st.floats(width=64)), min_size=3, max_size=3), max_size=8),
+    st.sampled_from([1.0, 0.25, 1e300]),
+    st.booleans(),
+    st.sampled_from([None, 1e-3, 1.0, 1e6]),
+)
+def test_sparse_arrays_are_transformed_as_dense_ones(
+    rows: list[list[float]], scale: float, constant: bool, bound: float | None
+) -> None:
+    """Any numbers, NaN and infinity too; norms are added up in another order, hence a tolerance."""
+    X = np.array(rows).reshape(-1, 3)
+    preprocessing = json.loads(json.dumps(array_preprocessing((3,), scale=scale, constant=constant, norm_bound=bound)))
+    dense, valid = transform_array(X, preprocessing)
+    for kind in (sparse.csr_array, sparse.csc_matrix, sparse.coo_array):
+        thin, thin_valid = transform_array(kind(X), preprocessing)
+        assert canonical(thin)
+        np.testing.assert_array_equal(thin_valid, valid)
+        np.testing.assert_allclose(thin.toarray(), dense, rtol=1e-13, atol=1e-320)
+        if bound is not None:
+            assert (sparse.linalg.norm(thin, axis=1) <= bound * (1 + 1e-12)).all()
+
+
+def test_a_sparse_row_does_not_depend_on_the_others() -> None:
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(60, 5)) * (rng.random((60, 5)) < 0.5) * np.exp(rng.normal(size=(60, 1)) * 2)
+    X[7, 2], X[8, 0] = np.nan, 1e200
+    preprocessing = array_preprocessing((5,), constant=True, norm_bound=1.0)
+    together = transform_array(sparse.csr_array(X), preprocessing)[0].toarray()
+    for i in range(60):
+        alone = transform_array(sparse.csr_array(X[i : i + 1]), preprocessing)[0].toarray()
+        np.testing.assert_array_equal(together[i], alone[0])
+
+
+def test_sparse_entries_given_twice_are_added_and_the_input_stays() -> None:
+    X = sparse.csr_array((np.array([0.8, 0.8, np.inf, -np.inf]), np.array([1, 1, 0, 0]), np.array([0, 2, 4])), (2, 2))
+    X.has_canonical_format = True  # a flag that lies
+    rows, valid = transform_array(X, array_preprocessing((2,), norm_bound=1.0))
+    np.testing.assert_allclose(rows.toarray(), [[0.0, 1.0], [0.0, 0.0]], rtol=1e-12)
+    assert valid.tolist() == [True, False]
+    assert X.nnz == 4
+
+
+def test_a_wide_sparse_array_is_never_made_dense() -> None:
+    X = sparse.csr_array((np.full(3, 5.0), np.array([0, 7, 999_999]), np.r_[0, 2, np.full(999_999, 3)]), (10**6, 10**6))
+    rows, valid = transform_array(X, array_preprocessing((10**6,), norm_bound=1.0, constant=True))
+    assert rows.nnz == 3 + 10**6
+    assert valid.all()
+
+
+@pytest.mark.parametrize(
+    ("X", "shape", "message"),
+    [
+        (sparse.csr_array(np.eye(3)), (2,), "shape"),
+        (sparse.csr_array(np.eye(4)), (2, 2), "two-dimensional"),
+        (sparse.coo_array(np.ones(3)), (3,), "two-dimensional"),
+        (sparse.csr_array(np.eye(2) * 1j), (2,), "does not hold numbers"),
+    ],
+)
+def test_sparse_arrays_that_do_not_fit_are_refused(X: Any, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        transform_array(X, array_preprocessing(shape))
+
+
+def test_a_broken_sparse_array_is_refused() -> None:
+    X = sparse.csr_array(np.eye(2))
+    X.indices[:] = 9
+    with pytest.raises(DataError, match="no valid sparse array"):
+        transform_array(X, array_preprocessing((2,)))

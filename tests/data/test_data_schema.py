@@ -62,6 +62,16 @@ def test_dict_and_file_round_trips(tmp_path: Path) -> None:
     assert as_schema(path) == as_schema(str(path)) == as_schema(GOOD) == as_schema(schema) == schema
 
 
+def test_a_number_to_predict_has_bounds_in_place_of_classes(tmp_path: Path) -> None:
+    schema = Schema.from_dict(changed("target", {"name": "income", "bounds": [0, 500_000]}))
+    assert schema.classes == ()
+    assert schema.target_bounds == (0.0, 500_000.0)
+    assert schema.to_dict()["target"] == {"name": "income", "bounds": [0.0, 500_000.0]}
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    assert Schema.from_dict(GOOD).target_bounds is None
+    assert schema.without_splines().target_bounds == schema.target_bounds
+
+
 FAULTS = [
     ("n_declared", "DELETE", "n_declared is missing.*nominal"),
     ("n_declared", 0, r"n_declared = 0 .*whole number > 0"),
@@ -79,6 +89,11 @@ FAULTS = [
     ("target.classes", ["1", 1], "class 1 is listed twice"),
     ("target.classes", ["low", None], "class = None"),
     ("target.name", 3, "name = 3"),
+    ("target.bounds", [0, 1], "target 'income' has both classes and bounds"),
+    ("target", {"name": "income", "bounds": [1, 0]}, r"target 'income': bounds = \[1, 0\].*min < max"),
+    ("target", {"name": "income", "bounds": [0, None]}, "target 'income': bounds.*pair of finite numbers"),
+    ("target", {"name": "income", "bounds": 5}, "target 'income': bounds = 5.*pair of finite numbers"),
+    ("target", {"name": "income"}, "classes is missing.*or give bounds"),
     ("target.clases", ["low", "high"], "unknown key 'clases'.*Did you mean 'classes'"),
     ("columns", "DELETE", "columns = None"),
     ("columns", {}, "columns = {}"),

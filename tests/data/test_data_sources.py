@@ -122,6 +122,23 @@ def test_digits_are_split_by_a_public_rule() -> None:
     assert set(records.y) == set(range(10))
 
 
+def test_diabetes_is_split_by_a_public_rule() -> None:
+    """Expected: the published 442 patients, progression 25 to 346 (Efron et al. 2004)."""
+    data = PrivateData.diabetes()
+    records = data.load(FixedNoise(0))
+    assert data.public.n_declared == len(records.X) == 354
+    assert len(records.X_test) == 88
+    assert data.public.n_features == records.X.shape[1] == 11
+    assert data.public.task == "regression"
+    assert data.public.is_public
+    assert data.public.test_is_public
+    assert np.linalg.norm(records.X, axis=1).max() <= 1 + 1e-12
+    both = np.concatenate([records.y, records.y_test])  # type: ignore[list-item]
+    assert both.min() * 200 + 200 == pytest.approx(25)
+    assert both.max() * 200 + 200 == pytest.approx(346)
+    assert records.private_notes["train"]["used"] == 354
+
+
 # ---------------------------------------------------------------------------------------------------------- IDX
 
 
@@ -215,6 +232,22 @@ def test_synthetic_depends_on_its_public_seed_alone() -> None:
     np.testing.assert_allclose(np.linalg.norm(one.X, axis=1), 1.0, rtol=1e-12)
     assert not np.array_equal(one.X, PrivateData.synthetic(n=500, d=6, seed=4).load(FixedNoise(0)).X)
     assert 0.3 < one.y.mean() < 0.7
+
+
+def test_synthetic_regression_has_its_published_law() -> None:
+    """Standard deviation √(20² + 5²) of 100/2 units, R² of the true function 400/425; 5 and 6 standard errors wide."""
+    data = PrivateData.synthetic(n=4000, d=6, seed=3, task="regression")
+    records = data.load(FixedNoise(0))
+    assert data.public.task == "regression"
+    assert data.public.classes == ()
+    assert data.public.target_bounds == (0.0, 100.0)
+    assert records.y.dtype == np.float64
+    assert records.y.std() * 50 == pytest.approx(np.sqrt(425), rel=0.06)
+    theta = np.linalg.lstsq(records.X, records.y, rcond=None)[0]
+    residual = records.X_test @ theta - records.y_test  # type: ignore[operator]
+    assert 1 - residual.var() / records.y_test.var() == pytest.approx(400 / 425, abs=0.02)  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="task = 'ranking'"):
+        PrivateData.synthetic(task="ranking")
 
 
 @pytest.mark.parametrize("options", [{"n": 0}, {"d": 0}, {"n": 2.5}, {"seed": -1}, {"n_test": 0}])

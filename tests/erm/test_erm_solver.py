@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from erm_checks import check_solution_is_verified, hard_problem, slow_gradient
-from scipy.optimize import brentq
+from scipy import sparse
+from scipy.optimize import brentq, minimize
 from scipy.special import expit
 
 from dpml import erm, errors
-from dpml.erm import solver
+from dpml.erm import newton, solver
+from dpml.erm.losses import LOGISTIC, Huber, SmoothedHinge, Squared
 
 
 def norm_at(theta, x, y, lambda_sum, linear=0.0):
@@ -76,19 +78,100 @@ def test_one_class_only_and_float32():
     assert norm_at(found.theta, x.astype(np.float32).astype(float), np.ones_like(y), 0.1) <= 1e-6
 
 
-def test_conjugate_gradients_for_many_features(monkeypatch):
+def test_many_features_are_solved_without_a_matrix(monkeypatch):
     x, y, b = random_problem(d=30)
     dense = erm.minimise(x, y, 0.01, linear=b, tolerance=1e-9).theta
-    monkeypatch.setattr(solver, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(newton, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(newton, "_factor", None)
     assert erm.minimise(x, y, 0.01, linear=b, tolerance=1e-9).theta == pytest.approx(dense, abs=1e-6)
 
 
-def test_newton_alone_gets_there(monkeypatch):
-    """From a far start, where full Newton steps overshoot, the line search has to work."""
+def test_the_line_search_gets_there_from_far_away(monkeypatch):
+    """From a far start, where full Newton steps overshoot."""
     x, y, b = random_problem()
-    monkeypatch.setattr(solver, "_quasi_newton", lambda x, *rest: (np.full(x.shape[1], 300.0), 0))
+    monkeypatch.setattr(newton, "start", lambda problem: np.full(4, 300.0))
     found = erm.minimise(x, y, 1e-3, linear=b)
     assert norm_at(found.theta, x, y, 1e-3, b) <= 1e-6
+
+
+def test_a_sample_of_the_rows_is_only_a_start(monkeypatch):
+    """Rows whose order is the worst for taking every k-th one: the sample sees one class and one direction only."""
+    x, y, b = random_problem(n=400, d=6)
+    x[::8], y[::8] = x[0], 1.0
+    exact = erm.minimise(x, y, 0.3, linear=b, tolerance=1e-10).theta
+    monkeypatch.setattr(newton, "LEAST_SAMPLE", 3)
+    sampled = []
+    honest = newton.Problem.every
+    monkeypatch.setattr(newton.Problem, "every", lambda self, k: sampled.append(k) or honest(self, k))
+    for rows in (x, sparse.csr_array(x)):
+        assert erm.minimise(rows, y, 0.3, linear=b, tolerance=1e-10).theta == pytest.approx(exact, abs=1e-9)
+    assert len(sampled) == 4
+
+
+def general_gradient(loss, theta, x, y, lambda_sum, linear):
+    """Slopes from the definitions."""
+    z = x @ theta
+    if isinstance(loss, SmoothedHinge):
+        slope = -y * np.clip((1 + loss.width - y * z) / (2 * loss.width), 0, 1)
+    elif isinstance(loss, Huber):
+        slope = np.sign(z - y) * np.minimum(np.abs(z - y), loss.threshold)
+    else:
+        slope = z - y if isinstance(loss, Squared) else -y * expit(-y * z)
+    return x.T @ slope + lambda_sum * theta + linear
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [LOGISTIC, SmoothedHinge(), SmoothedHinge(0.001), SmoothedHinge(100.0), Huber(), Huber(1e-4), Squared(1.0)],
+    ids=repr,
+)
+@pytest.mark.parametrize("lambda_sum", [1e-4, 1.0, 1e3])
+@pytest.mark.parametrize("noise", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+def test_every_loss_reaches_the_tolerance(loss, lambda_sum, noise, kind):
+    """Random rows, repeated ones (all on a joint at once), a zero row and a constant column."""
+    x, y, b = random_problem(n=300, d=5)
+    x[50:100], x[7], x[:, 4], x[:150, 2] = x[50], 0.0, 0.5, 0.0
+    if isinstance(loss, Huber | Squared):
+        y = np.clip(x[:, 0] + 0.1 * y, -1.0, 1.0)
+    found = erm.minimise(kind(x), y, lambda_sum, linear=noise * b, tolerance=1e-7, loss=loss)
+    assert np.linalg.norm(general_gradient(loss, found.theta, x, y, lambda_sum, noise * b)) <= 1e-7
+
+
+def test_squared_loss_against_the_normal_equations():
+    x, _, b = random_problem(d=5)
+    y = np.clip(x[:, 0], -1, 1)
+    expected = np.linalg.solve(x.T @ x + 0.2 * np.eye(5), x.T @ y - b)
+    got = erm.minimise(x, y, 0.2, linear=b, tolerance=1e-11, loss=Squared(1.0)).theta
+    assert got == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("loss", [SmoothedHinge(), Huber(0.2)], ids=repr)
+def test_losses_with_joints_against_another_solver(loss):
+    """scipy's trust-region solver, started elsewhere; strong convexity turns its gradient norm into a distance."""
+    x, y, b = random_problem(n=200)
+    other = minimize(
+        lambda t: loss.value(x @ t, y).sum() + 0.25 * t @ t + b @ t,
+        np.full(4, 5.0),
+        jac=lambda t: general_gradient(loss, t, x, y, 0.5, b),
+        method="BFGS",
+        options={"gtol": 1e-7},
+    )
+    distance = np.linalg.norm(general_gradient(loss, other.x, x, y, 0.5, b)) / 0.5
+    assert distance < 1e-4
+    got = erm.minimise(x, y, 0.5, linear=b, tolerance=1e-9, loss=loss).theta
+    assert np.linalg.norm(got - other.x) <= distance + 1e-8
+
+
+def test_one_record_on_the_joint_of_the_hinge():
+    """θ = t x, λ t = share(t ‖x‖²): for ‖x‖ = 1 and λ = 1/(1+h) the minimum is at t = 1 - h + ..., found exactly."""
+    h = 0.5
+    x = np.array([[0.6, 0.8]])
+    t = brentq(lambda t: 0.4 * t - np.clip((1 + h - t) / (2 * h), 0, 1), 0, 3, xtol=1e-15)
+    assert erm.minimise(x, [1.0], 0.4, tolerance=1e-12, loss=SmoothedHinge(h)).theta == pytest.approx(t * x[0])
+    # λ such that the margin 1 - h of the upper joint is the minimum: λ (1 - h) = 1
+    joint = erm.minimise(x, [1.0], 1 / (1 - h), tolerance=1e-12, loss=SmoothedHinge(h)).theta
+    assert joint == pytest.approx((1 - h) * x[0], abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["lambda_sum", "tolerance"])
@@ -106,16 +189,38 @@ def test_a_tolerance_below_rounding_is_an_error_not_a_release():
 
 
 def test_a_solver_that_stops_early_is_an_error(monkeypatch):
-    """Both stages cut to nothing: the answer is far off and must not come out."""
+    """No step at all: the answer is far off and must not come out."""
     x, y, b = random_problem()
     monkeypatch.setattr(solver, "MAX_NEWTON", 0)
-    monkeypatch.setattr(solver, "MAX_QUASI_NEWTON", 1)
     with pytest.raises(errors.SolverError, match="gradient norm"):
         erm.minimise(x, y, 0.1, linear=b)
 
 
 def test_nan_that_slips_through_is_an_error(monkeypatch):
     x, y, b = random_problem()
-    monkeypatch.setattr(solver, "_newton", lambda theta, *rest: (theta * np.nan, 1))
+    monkeypatch.setattr(newton, "descend", lambda problem, theta, goal, steps: (theta * np.nan, 1))
     with pytest.raises(errors.SolverError):
         erm.minimise(x, y, 0.1, linear=b)
+
+
+def test_scores_that_drift_are_noticed(monkeypatch):
+    """The search carries its scores along; were they wrong, its own norm would be small and the verified one not."""
+    x, y, b = random_problem()
+    honest = newton.conjugate_gradients
+
+    def drifting(*arguments):
+        direction, along, count = honest(*arguments)
+        return direction, along * 1.01, count
+
+    monkeypatch.setattr(newton, "conjugate_gradients", drifting)
+    monkeypatch.setattr(solver, "MAX_RESTARTS", 1)
+    with pytest.raises(errors.SolverError, match="gradient norm"):
+        erm.minimise(x, y, 0.1, linear=b)
+
+
+def test_row_norms(monkeypatch):
+    monkeypatch.setattr(solver, "BLOCK", 3)
+    x = np.arange(20.0).reshape(10, 2) * (np.arange(20).reshape(10, 2) % 3)
+    expected = [np.linalg.norm(row) for row in x]
+    assert solver.row_norms(x) == pytest.approx(expected)
+    assert solver.row_norms(sparse.csr_array(x)) == pytest.approx(expected)

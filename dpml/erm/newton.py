@@ -1,0 +1,338 @@
+"""Newton's method for J(θ) = Σ ℓ(xᵢᵀθ, yᵢ) + (lambda_sum/2)‖θ‖² + linearᵀθ (sum form), made for many sparse rows.
+
+A Newton step solves H p = -∇J, H = Σ ℓ'' x xᵀ + lambda_sum I, by conjugate gradients, so that all rows are only ever
+multiplied with vectors.  What makes it fast is the preconditioner: the same matrix from every k-th row, times k.  For a
+few thousand rows beyond the number of features its eigenvalues are those of H up to a small factor, and a digit costs
+one or two products.  The minimum of the objective over every k-th row is also where the search begins.
+
+ℓ' need only be Lipschitz (smoothed hinge, Huber): ℓ'' is then an element of the generalised derivative, H is positive
+definite for lambda_sum > 0, and Newton with a line search on the value converges from everywhere, superlinearly at the
+end (Qi & Sun 1993; Pang & Qi 1995, for semismooth gradients).
+
+Which rows are taken affects speed only: the caller verifies the gradient norm over all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg.blas import dsyrk, ssyrk
+
+from dpml.erm.losses import GlmLoss, Rows, Vector
+
+DENSE_LIMIT = 1500  # features up to which a preconditioning matrix is formed; above it only its diagonal
+SAMPLE_SHARE = 8  # one row in this many for start and preconditioner
+LEAST_SAMPLE = 4000  # rows below which there is no point in taking fewer
+BLOCK = 2048  # rows made dense at a time
+MAX_CONJUGATE = 200  # steps for one direction
+MAX_BACKTRACKS = 60
+SUFFICIENT_DECREASE = 1e-4
+FLAT = 1e-10  # a predicted decrease below this share of the value drowns in rounding
+SINGLE = 1e-5  # single precision will do for a preconditioner whose least eigenvalue is above this share of its trace
+TRIANGLE_COST = 0.04  # of a multiplication in a triangle of XᵀX, against ...
+SPARSE_COST, DENSE_COST = 5.0, 1.0  # ... that of an entry in one product with X and one with Xᵀ
+
+Solve = Callable[[Vector], Vector]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An objective in sum form: x (n, d) dense or CSR, y (n,), linear (size,).
+
+    A subclass may have several scores a record (softmax); θ and all directions are vectors (size,).
+    """
+
+    loss: GlmLoss
+    x: Rows
+    y: Any
+    lambda_sum: float
+    linear: Vector
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return int(self.x.shape[1])
+
+    @property
+    def entry_cost(self) -> float:
+        """Of a product, for each entry of X and each score."""
+        return SPARSE_COST if sparse.issparse(self.x) else DENSE_COST
+
+    def scores(self, theta: Vector) -> Vector:
+        """z = Xθ; linear in θ."""
+        return np.asarray(self.x @ theta)
+
+    def back(self, slopes: Vector) -> Vector:
+        """The transposed map: Xᵀ slopes."""
+        return np.asarray(self.x.T @ slopes)
+
+    def losses(self, z: Vector) -> Vector:
+        """ℓ of every record (n,)."""
+        return self.loss.value(z, self.y)
+
+    def slopes(self, z: Vector) -> Vector:
+        """dℓ/dz, shaped like z."""
+        return self.loss.slope(z, self.y)
+
+    def curvatures(self, z: Vector) -> Vector:
+        """What ``bent`` and ``diagonal_weights`` need of the second derivatives, one line a record."""
+        return self.loss.curvature(z, self.y)
+
+    def bent(self, curvatures: Vector, scores: Vector) -> Vector:
+        """(d²ℓ/dz²) times a change of the scores."""
+        return curvatures * scores
+
+    def diagonal_weights(self, curvatures: Vector) -> list[Vector]:
+        """d²ℓ/dz² of each score by itself, (n,) for every one: what the preconditioner is made of."""
+        return [curvatures]
+
+    def value(self, theta: Vector, z: Vector) -> float:
+        """J(θ) from the scores z."""
+        smooth = 0.5 * self.lambda_sum * float(theta @ theta) + float(self.linear @ theta)
+        return float(self.losses(z).sum()) + smooth
+
+    def gradient(self, theta: Vector, z: Vector) -> Vector:
+        """∇J(θ) from the scores z."""
+        return self.back(self.slopes(z)) + self.lambda_sum * theta + self.linear
+
+    def every(self, k: int) -> Problem:
+        """The objective of every k-th row, all of it divided by (about) k."""
+        x = _every(self.x, k)
+        share = x.shape[0] / self.x.shape[0]
+        return replace(self, x=x, y=self.y[::k], lambda_sum=self.lambda_sum * share, linear=self.linear * share)
+
+
+def start(problem: Problem) -> Vector:
+    """Where to begin: the rough minimum over every ``SAMPLE_SHARE``-th row, found the same way; 0 for few rows."""
+    n = problem.x.shape[0]
+    if n == 0:
+        return -problem.linear / problem.lambda_sum
+    if n // SAMPLE_SHARE < LEAST_SAMPLE:
+        return np.zeros(problem.size)
+    part = problem.every(SAMPLE_SHARE)
+    # nearer than the sampling error of the gradient, √m, there is nothing to find
+    goal = 0.1 * math.sqrt(part.x.shape[0]) * math.sqrt(_mean_square(part.x))
+    return descend(part, start(part), goal, 20)[0]
+
+
+def descend(problem: Problem, theta: Vector, goal: float, max_steps: int) -> tuple[Vector, int]:
+    """Newton steps from ``theta`` until ‖∇J‖ ≤ ``goal`` or no progress is possible: ``(theta, steps)``."""
+    z = problem.scores(theta)
+    gradient = problem.gradient(theta, z)
+    norm = float(np.linalg.norm(gradient))
+    preconditioner = Preconditioner(problem)
+    forcing = 0.1
+    for step in range(max_steps):
+        if not norm > goal:
+            return theta, step
+        curvatures = problem.curvatures(z)
+        solve = preconditioner.at(curvatures, norm / goal)
+        accuracy = max(forcing, 0.3 * goal / norm)
+        direction, along, count = conjugate_gradients(problem, curvatures, gradient, solve, accuracy)
+        preconditioner.spent(count, accuracy)
+        found = line_search(problem, theta, z, gradient, direction, along)
+        if found is None:
+            if preconditioner.rough:  # once more with a better one
+                preconditioner.refine()
+                continue
+            return theta, step
+        before = norm
+        theta, z, gradient = found
+        norm = float(np.linalg.norm(gradient))
+        if not math.isfinite(norm):
+            return theta, step
+        forcing = min(0.1, max(1e-10, 0.9 * (norm / before) ** 2))  # Eisenstat & Walker 1996, choice 2
+    return theta, max_steps
+
+
+def conjugate_gradients(
+    problem: Problem, curvatures: Vector, gradient: Vector, solve: Solve, accuracy: float
+) -> tuple[Vector, Vector, int]:
+    """p with ‖H p + gradient‖ ≤ accuracy · ‖gradient‖, its scores, and how many products with H it took (at least 1).
+
+    Every partial answer is a descent direction, so stopping early (limit, rounding) is no fault.
+    """
+    direction, along = np.zeros(problem.size), np.zeros(1)
+    residual = -gradient
+    enough = accuracy * float(np.linalg.norm(gradient))
+    conditioned = solve(residual)
+    search, size = conditioned, float(residual @ conditioned)
+    count = 0
+    while count < MAX_CONJUGATE:
+        count += 1
+        scores = problem.scores(search)
+        image = problem.back(problem.bent(curvatures, scores)) + problem.lambda_sum * search
+        bend = float(search @ image)
+        if not (size > 0.0 and bend > 0.0):  # rounding
+            break
+        length = size / bend
+        direction = direction + length * search
+        along = along + length * scores
+        residual = residual - length * image
+        if float(np.linalg.norm(residual)) <= enough:
+            break
+        conditioned = solve(residual)
+        size, before = float(residual @ conditioned), size
+        search = conditioned + (size / before) * search
+    return direction, along, count
+
+
+def line_search(
+    problem: Problem, theta: Vector, z: Vector, gradient: Vector, direction: Vector, along: Vector
+) -> tuple[Vector, Vector, Vector] | None:
+    """``(theta, z, gradient)`` after a step along ``direction``, ``None`` if no step makes progress.
+
+    With φ(t) = J(θ + t p), convex: φ(t) ≤ φ(0) + t φ'(t), so a negative φ'(t) shows the decrease without a value.  Else
+    the values are compared (Armijo), and where they are flat to rounding the gradient norm must fall.
+    """
+    slope = float(gradient @ direction)
+    if not slope < 0.0:
+        return None
+    norm = float(np.linalg.norm(gradient))
+    value: float | None = None
+    length = 1.0
+    for _ in range(MAX_BACKTRACKS):
+        new_theta, new_z = theta + length * direction, z + length * along
+        new_gradient = problem.gradient(new_theta, new_z)
+        new_slope = float(new_gradient @ direction)
+        if new_slope <= SUFFICIENT_DECREASE * slope:
+            return new_theta, new_z, new_gradient
+        value = problem.value(theta, z) if value is None else value
+        wanted = SUFFICIENT_DECREASE * length * slope
+        if problem.value(new_theta, new_z) <= value + wanted:
+            return new_theta, new_z, new_gradient
+        if -length * slope <= FLAT * abs(value) and float(np.linalg.norm(new_gradient)) < 0.9 * norm:
+            return new_theta, new_z, new_gradient
+        shorter = -slope / (new_slope - slope)  # where φ' would be 0 if it were linear
+        length *= min(max(shorter, 0.1), 0.6) if math.isfinite(shorter) else 0.5
+    return None
+
+
+# ----------------------------------------------------------------------------------------------- preconditioner
+
+
+class Preconditioner:
+    """H⁻¹, roughly, renewed when that is cheaper than the products that an old one costs.
+
+    Attributes:
+        stride: one row in so many is used.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        n, d = problem.x.shape
+        self.stride = max(1, min(SAMPLE_SHARE, n // LEAST_SAMPLE))
+        self._rows: Rows = None
+        self._solve: Solve | None = None
+        self._fresh = False
+        self._count = 0  # products since it was made
+        self._last = 0  # products for the last direction
+        self._digits = 1.0  # gained by them, natural logarithm
+        entries = problem.x.nnz if sparse.issparse(problem.x) else n * d
+        self._product = problem.entry_cost * max(1, entries)
+
+    @property
+    def rough(self) -> bool:
+        return self.stride > 1
+
+    @property
+    def price(self) -> float:
+        """What forming it costs, in products with H."""
+        n, d = self.problem.x.shape
+        return TRIANGLE_COST * n * d * d / self.stride / self._product
+
+    def refine(self) -> None:
+        """Four times as many rows next time."""
+        self.stride = max(1, self.stride // 4)
+        self._rows = self._solve = None
+
+    def spent(self, count: int, accuracy: float) -> None:
+        """``count`` products were needed for the last direction."""
+        self._last = count
+        self._count += count
+        self._digits = -math.log(accuracy)
+
+    def at(self, curvatures: Vector, distance: float) -> Solve:
+        """The solver for these curvatures where the gradient is ``distance`` times the goal."""
+        if self.problem.x.shape[1] > DENSE_LIMIT:
+            return self._blocks(lambda weights: _diagonal(self.problem.x, weights, self.problem.lambda_sum), curvatures)
+        ahead = self._last * math.log(distance) / self._digits  # products, at the present rate
+        if self._solve is not None and self._last > 3 and min(ahead, 2.0 * self._count) > self.price:
+            if self._fresh and self._last > 12 and self.rough:
+                self.refine()
+            self._solve = None
+        self._fresh = self._solve is None
+        if self._solve is None:
+            if self._rows is None:
+                self._rows = _every(self.problem.x, self.stride)
+            rows, scale = self._rows, self.problem.x.shape[0] / max(1, self._rows.shape[0])
+            self._solve = self._blocks(
+                lambda weights: _factor(rows, weights * scale, self.problem.lambda_sum), curvatures[:: self.stride]
+            )
+            self._count = 0
+        return self._solve
+
+    def _blocks(self, make: Callable[[Vector], Solve], curvatures: Vector) -> Solve:
+        """One block of the matrix for each score of a record."""
+        solvers = [make(weights) for weights in self.problem.diagonal_weights(curvatures)]
+        if len(solvers) == 1:
+            return solvers[0]
+        return lambda r: np.concatenate(
+            [solve(part) for solve, part in zip(solvers, np.split(r, len(solvers)), strict=True)]
+        )
+
+
+def _factor(rows: Rows, weights: Vector, lambda_sum: float) -> Solve:
+    """r ↦ (Σ w x xᵀ + lambda_sum I)⁻¹ r by Cholesky, in single precision where that is harmless."""
+    d = rows.shape[1]
+    roots = np.sqrt(weights)
+    single = lambda_sum > SINGLE * float(weights.sum()) * _mean_square(rows)
+    kind, product = (np.float32, ssyrk) if single else (np.float64, dsyrk)
+    matrix = np.zeros((d, d), dtype=kind, order="F")
+    for first in range(0, rows.shape[0], BLOCK):
+        block, factors = rows[first : first + BLOCK], roots[first : first + BLOCK]
+        if sparse.issparse(block):
+            data = (block.data * np.repeat(factors, np.diff(block.indptr))).astype(kind, copy=False)
+            scaled = sparse.csr_array((data, block.indices, block.indptr), shape=block.shape).toarray()
+        else:
+            scaled = (block * factors[:, None]).astype(kind, copy=False)
+        matrix = product(1.0, scaled.T, 1.0, matrix, overwrite_c=1)
+    matrix = np.asarray(matrix, dtype=np.float64)
+    ridge = lambda_sum
+    diagonal = matrix[np.diag_indices(d)].copy()
+    for _ in range(20):
+        matrix[np.diag_indices(d)] = diagonal + ridge
+        try:
+            factor = cho_factor(matrix, lower=False, check_finite=False)
+        except LinAlgError:  # a tiny lambda_sum beside a huge curvature
+            ridge = max(10.0 * ridge, 1e-15 * float(diagonal.max()))
+            continue
+        return lambda r: np.asarray(cho_solve(factor, r, check_finite=False))
+    return lambda r: r / (diagonal + lambda_sum)
+
+
+def _diagonal(x: Rows, weights: Vector, lambda_sum: float) -> Solve:
+    """r ↦ r ÷ the diagonal of Σ w x xᵀ + lambda_sum I."""
+    if sparse.issparse(x):
+        squares = sparse.csr_array((np.square(x.data), x.indices, x.indptr), shape=x.shape).T @ weights
+    else:
+        squares = np.einsum("ij,ij,i->j", x, x, weights)
+    diagonal = squares + lambda_sum
+    return lambda r: r / diagonal
+
+
+def _every(x: Rows, k: int) -> Rows:
+    """Every k-th row."""
+    return x[::k] if sparse.issparse(x) else np.ascontiguousarray(x[::k])
+
+
+def _mean_square(x: Rows) -> float:
+    """Mean of ‖x‖² over the rows."""
+    values = x.data if sparse.issparse(x) else x.reshape(-1)
+    return float(values @ values) / max(1, x.shape[0])

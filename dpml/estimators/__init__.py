@@ -1,0 +1,14 @@
+"""scikit-learn estimators over the same methods as ``PrivateTrainer``, and the public schema as a transformer."""
+
+from .linear import DPLinearSVC, DPLogisticRegression, DPRidge
+from .schema_encoder import SchemaEncoder
+from .sgd import DPSGDClassifier, DPSGDRegressor
+
+__all__ = [
+    "DPLinearSVC",
+    "DPLogisticRegression",
+    "DPRidge",
+    "DPSGDClassifier",
+    "DPSGDRegressor",
+    "SchemaEncoder",
+]
