@@ -81,7 +81,7 @@ def _exact(text: str, expected: str) -> Fraction:
     """
     if len(text) > _LONGEST_NUMBER:
         raise argparse.ArgumentTypeError(
-            f"{text[:20] + '…'!r} is not {expected}: it has {len(text)} characters and at most {_LONGEST_NUMBER} are allowed"
+            f"{text[:20] + '…'!r} is not {expected}: it has {len(text)} characters, allowed are {_LONGEST_NUMBER}"
         )
     name = repr(text if len(text) <= 60 else f"{text[:60]}…")
     try:

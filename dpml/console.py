@@ -75,13 +75,16 @@ def result_table(result: RunResult) -> Table:
         ("method", f"{plan.method}, {plan.model}, {plan.steps} noisy release{'s' if plan.steps != 1 else ''}"),
     ]
     if result.metrics:
-        rows.append(("accuracy", f"{result.metrics['accuracy']:.4f}   ({result.metrics['source']})"))
-        if "auc" in result.metrics:
-            rows.append(("AUC", f"{result.metrics['auc']:.4f}"))
+        main = "accuracy" if "accuracy" in result.metrics else "r2"
+        names = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²", "rmse": "RMSE"}
+        rows.append((names[main], f"{result.metrics[main]:.4f}   ({result.metrics['source']})"))
+        for other in ("auc", "rmse"):
+            if other in result.metrics:
+                rows.append((names[other], f"{result.metrics[other]:.4f}"))
         if result.nonprivate:
-            rows.append(("without privacy", f"{result.nonprivate['test_accuracy']:.4f}   (public data only)"))
+            rows.append(("without privacy", f"{result.nonprivate['test_' + main]:.4f}   (public data only)"))
     else:
-        rows.append(("accuracy", "not published: no public test set (see private/diagnostics.json)"))
+        rows.append(("metrics", "not published: no public test set (see private/diagnostics.json)"))
     if plan.method != "nonprivate":
         guide = plan.guidance
         verdict = "enough" if guide["enough"] else f"too small by ×{guide['factor']:.3g}"

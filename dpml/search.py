@@ -30,6 +30,7 @@ from dpml.results import Guarantee, dumps, to_jsonable
 from dpml.runs import Plan, Progress, RunResult, public_description
 from dpml.search_arguments import (
     PUBLIC_TEST,
+    PURE_VARIANTS,
     REPEAT,
     Settings,
     check_names,
@@ -240,7 +241,7 @@ class PrivateSearch(BaseEstimator):
         return _PlannedTrainer(
             **own,
             epsilon=epsilon,
-            delta=delta,
+            delta=None if own.get("variant") in PURE_VARIANTS else delta,  # they are pure: δ = 0
             neighboring_relation=self.neighboring_relation,
             noise_source=noise,
             compare_nonprivate=False,

@@ -264,7 +264,9 @@ def make_search_plan(
 
     def event_of(base: float, k: int) -> Event:
         trainer = make_trainer(k, base, base_delta)
-        event: Event = planning._parameters(trainer, train.public, planning.method_of(trainer), base, base_delta).event
+        method = planning.method_of(trainer)
+        one_delta = planning._delta_of(trainer, train.public, method)
+        event: Event = planning._parameters(trainer, train.public, method, base, one_delta).event
         return event
 
     def design(base: float, events: tuple[Event, ...] | None = None) -> tuple[Event, Event, float]:

@@ -136,8 +136,6 @@ class PrivateTrainer:
         momentum: float = 0.9,
         solution_norm: float | str = "auto",
         regularization: float | str = "auto",
-        variant: str = "default",
-        loss_parameter: float | None = None,
         hidden: Sequence[int] = (64,),
         loss: Callable[..., torch.Tensor] | None = None,
         micro_batch_size: int | None = None,
@@ -153,6 +151,8 @@ class PrivateTrainer:
         dataset_delta: float | None = None,
         dataset_filter: str = "basic",
         compare_nonprivate: bool = True,
+        variant: str = "default",
+        loss_parameter: float | None = None,
     ) -> None:
         self.model = model
         self.method = method

@@ -14,6 +14,7 @@ import search_checks as checks
 from scipy import stats
 from search_checks import GRID, OUTPUT, make, small, unread
 from sklearn.base import clone
+from small_tables import people, write_people
 
 import dpml
 from dpml import PrivateData, PrivateTrainer, accounting, search
@@ -275,6 +276,40 @@ def test_public_test_set_scores_without_noise() -> None:
     assert "used as well" in str(found.result_.metrics["source"])
     with pytest.raises(ConfigError, match="holdout = 'public_test'"):
         make(holdout="public_test").plan(unread(small()))
+
+
+def test_a_table_and_pure_candidates(tmp_path: Path) -> None:
+    """Sparse rows from a table; a pure candidate beside a Gaussian one; its own coin split beside the search's."""
+    table, schema = write_people(tmp_path / "data")
+    data = PrivateData.from_table(table, schema, test_fraction=0.2)
+    found = make([{"variant": "pure"}, {}], run_dir=tmp_path / "run").fit(data)
+    assert accounting.epsilon(found.plan_.event, 1e-5) <= 2.0
+    assert found.plan_.n_train == round(0.8 * data.public.n_declared)
+    assert accounting.verify(tmp_path / "run").ok
+    model = dpml.load(tmp_path / "run/release")
+    assert set(model.predict(people(20).drop(columns="label"))) <= {"no", "yes"}
+    private = json.loads((tmp_path / "run/private/diagnostics.json").read_text("utf-8"))
+    assert set(private["test"]) >= {"accuracy"}  # not declared public: for the custodian only
+    assert found.result_.metrics == {}
+
+
+def test_a_module_of_the_user_is_trained_afresh_in_every_run() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 2)
+    before = network.weight.detach().clone()
+    found = PrivateSearch(
+        {"learning_rate": [0.1, 1.0]},
+        {"model": network, "method": "dp_sgd", "steps": 3, "expected_batch_size": 50},
+        epsilon=2.0,
+        delta=1e-5,
+        mechanism="exponential",
+    ).fit(small())
+    assert torch.equal(network.weight.detach(), before)
+    assert found.best_model_.kind == "module"
+    assert found.plan_.to_dict()["parameters"]["candidates"] == [{"learning_rate": 0.1}, {"learning_rate": 1.0}]
+    assert found.describe()["trainer"]["model"] == "Linear"
 
 
 # -- edge cases -------------------------------------------------------------------------------------------------------

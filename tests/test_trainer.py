@@ -234,7 +234,14 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"excess_risk": 1e-300}, "excess_risk = 1e-300"),
     ({"hidden": ()}, "hidden"),
     ({"method": "output", "noise_multiplier": 1.0}, "Give epsilon"),
-    ({"method": "objective", "model": "softmax"}, "rank-one"),
+    ({"method": "objective", "model": "softmax"}, "rank one per record"),
+    ({"method": "objective", "model": "ridge"}, "gradient is bounded over all"),
+    ({"method": "adassp"}, "no proof of this package covers"),
+    ({"method": "output", "variant": "kst12"}, "variant = 'kst12'"),
+    ({"variant": "pure", "delta": 1e-5}, "delta = 1e-05.*0 with variant"),
+    ({"loss_parameter": 0.5}, "loss_parameter = 0.5.*linear_svm"),
+    ({"model": "linear_svm", "loss_parameter": 1e9}, "width = "),
+    ({"solution_norm": "big"}, "solution_norm = 'big'"),
     ({"method": "objective", "steps": 10}, "steps = 10 .*another method"),
     ({"method": "output", "max_grad_norm": 3.0}, "max_grad_norm = 3.0"),
     ({"method": "dp_sgd", "regularization": 0.1}, "regularization = 0.1"),
@@ -253,7 +260,7 @@ def test_bad_arguments_are_refused_by_name(arguments: dict[str, Any], message: s
 
 def test_bad_data_declarations_are_refused_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     data = small()
-    monkeypatch.setattr(PrivateData, "load", lambda *_: pytest.fail("records were read"))
+    monkeypatch.setattr(PrivateData, "load", lambda *_, **__: pytest.fail("records were read"))
     with pytest.raises(ConfigError, match=r"delta = 0.01 .*1/n_declared"):
         trainer(delta=0.01).fit(data)
     with pytest.raises(ConfigError, match=r"expected_batch_size = 481 .*n_declared = 480"):
@@ -262,7 +269,9 @@ def test_bad_data_declarations_are_refused_before_reading(monkeypatch: pytest.Mo
         trainer(enforce_guidance=True).fit(data)
     three = PrivateData.from_arrays(np.zeros((5, 2)), [0, 1, 2, 0, 1], norm_bound=1.0, classes=[0, 1, 2], n_declared=5)
     with pytest.raises(ConfigError, match="two classes"):
-        PrivateTrainer(epsilon=1.0).fit(three)
+        PrivateTrainer(epsilon=1.0, delta=1e-3, method="dp_gd").fit(three)
+    with pytest.raises(ConfigError, match="does not fit the target.*ridge, huber|does not fit the target"):
+        PrivateTrainer(model="ridge", epsilon=1.0, delta=1e-3).fit(three)
     free = PrivateData.from_arrays(np.zeros((5, 2)), [0, 1, 1, 0, 1], norm_bound=None, classes=[0, 1], n_declared=5)
     with pytest.raises(ConfigError, match="norm_bound"):
         PrivateTrainer(epsilon=1.0, delta=1e-3).fit(free)

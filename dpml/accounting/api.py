@@ -11,6 +11,7 @@ import numpy as np
 
 from dpml.accounting import advanced, composition, exact, gdp, optimal, pld, renyi, zcdp
 from dpml.accounting.checks import ADD_REMOVE, check_number, check_one_of, check_relation
+from dpml.accounting.conversions import check_array
 from dpml.accounting.events import Event, Group, SelfComposed, check_event
 from dpml.accounting.normal_form import normal_form
 from dpml.errors import UnsupportedEventError
@@ -141,7 +142,7 @@ def rdp(event: Event, orders: np.ndarray, *, neighboring_relation: str = ADD_REM
     """Rényi divergence (larger of both directions) at each order > 1, shape as ``orders``."""
     check_relation(neighboring_relation)
     _check(event, "rdp")
-    return renyi.rdp(event, orders, neighboring_relation)
+    return renyi.rdp(event, check_array("orders", orders, "finite numbers > 1"), neighboring_relation)
 
 
 def rho(event: Event, *, neighboring_relation: str = ADD_REMOVE) -> float:

@@ -295,7 +295,7 @@ def largest_zcdp_rho(epsilon: float, delta: float, *, form: str = "tight") -> fl
     low = (epsilon / (math.sqrt(level + epsilon) + math.sqrt(level))) ** 2 / UP**4
     if form == "simple":
         return low
-    low = low or delta * delta
+    low = low or max(delta * delta, 1e-290)
     while zcdp_to_epsilon(low, delta) > epsilon:
         low /= 2
         if low < 1e-300:
@@ -355,7 +355,7 @@ def pure_to_rdp(epsilon: float, orders: np.ndarray, *, form: str = "tight") -> n
     if check_form(form) == "simple":
         return zcdp_to_rdp(epsilon * epsilon / 2, orders)
     flat = np.where((orders == 1) | np.isinf(orders), 2.0, orders)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.where(
             np.isinf(orders), epsilon, np.where(orders == 1, pure_to_zcdp(epsilon), _response(epsilon, flat))
         )
@@ -371,7 +371,9 @@ def laplace_to_rdp(scale: float, orders: np.ndarray) -> np.ndarray:
     scale, orders = check_number("scale", scale, 0.0, MAX_SCALE, above=True), _check_orders(orders)
     pure = 1 / scale
     inside = np.where((orders > 1) & np.isfinite(orders), orders, 2.0)
-    found = renyi.rdp(Laplace(scale), inside.ravel(), ADD_REMOVE).reshape(inside.shape)
+    with np.errstate(all="ignore"):  # orders near the largest float
+        found = renyi.rdp(Laplace(scale), inside.ravel(), ADD_REMOVE).reshape(inside.shape)
+    found = np.where(np.isnan(found), pure * UP, np.minimum(found, pure * UP))  # D_α grows with α up to 1/b
     found = np.where(orders == 1, (pure + math.expm1(-pure)) * UP, found)
     return np.where(np.isinf(orders), pure * UP, found)
 
@@ -467,13 +469,19 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def _minimum(function, centre: float) -> float:  # type: ignore[no-untyped-def]
-    """Smallest value found near ``centre`` on the log axis; accuracy is only a matter of tightness."""
+    """Smallest value found near ``centre`` on the log axis, ``inf`` for a NaN; accuracy only matters for tightness."""
+
+    def value(x: float) -> float:
+        found = function(float(x))
+        return math.inf if math.isnan(found) else found
+
     grid = centre + np.linspace(-12.0, 12.0, 97)
-    values = [function(float(x)) for x in grid]
+    values = [value(x) for x in grid]
     best = int(np.argmin(values))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     from scipy import optimize
 
     bounds, options = (float(low), float(high)), {"xatol": 1e-9}
-    found = optimize.minimize_scalar(function, bounds=bounds, method="bounded", options=options)
-    return min(float(found.fun), values[best])
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = float(optimize.minimize_scalar(value, bounds=bounds, method="bounded", options=options).fun)
+    return values[best] if math.isnan(found) else min(found, values[best])

@@ -457,6 +457,8 @@ class Odometer:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Odometer:
         """The odometer behind :meth:`state`; ConfigError for anything else."""
+        if not isinstance(state, Mapping):
+            raise invalid("state", shown(state), "the state of an odometer: a JSON object")
         try:
             made = cls(state["delta"], orders=state["orders"], neighboring_relation=state["neighboring_relation"])
             spent, recorded = tuple(number(value) for value in state["spent"]), int(state["recorded"])

@@ -32,7 +32,7 @@ from dpml.erm.rules import (
 from dpml.erm.solver import ROUNDING_SHARE, rounding_estimate
 from dpml.mechanisms import NoiseSource, add_gaussian
 
-BALL_RADIUS = 2.0  # S where none is given: of 0.5, 1, 2 and 4 the best on most sets for ε from 0.5 to 8
+BALL_RADIUS = 2.0  # S where none is given: of 0.5, 1, 2 and 4 the best on three of five sets from ε = 1 on
 REFINEMENTS = 3
 
 

@@ -187,8 +187,8 @@ def plan_dp_gd(
         solution_norm: R, norm of the solution that one would accept; 10 to 20 does for rows of norm 1.
         loss: a loss of ``dpml.erm.losses`` or :class:`Softmax`.
         regularization: Λ ≥ 0 of the mean form.
-        max_grad_norm: C; None clips nothing, and squared loss (whose gradient is unbounded) at ``norm_bound``/2: residuals
-            beyond a quarter of the target's range pull like that quarter, as in Huber loss.
+        max_grad_norm: C; None clips nothing, and squared loss (whose gradient is unbounded) at ``norm_bound``/2:
+            residuals beyond a quarter of the target's range pull like that quarter, as in Huber loss.
         steps: T; by default as many as r* needs below the cap on the rate, from 100 to 1000.
         learning_rate: the first step's, instead of the rule.
         momentum: in [0, 1).

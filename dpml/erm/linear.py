@@ -36,9 +36,9 @@ from dpml.mechanisms import NoiseSource, add_gaussian
 ADASSP = "adassp"
 SUFFICIENT_STATISTICS = "sufficient_statistics"
 VARIANTS = (SUFFICIENT_STATISTICS, ADASSP)
-RIDGE_NORM = 1.0  # norm of the solution where none is given: of 1, 2 and 4 the best on every set
+RIDGE_NORM = 1.0  # norm of the solution where none is given: of 1, 2 and 4 the best on balance (proofs-linear.md, 4)
 MINIMUM_SHARE = 0.05  # of 1/σ² for λ_min, which is worth little; a third each is what the paper has
-RIDGE_SHARE = 0.5  # public λ ÷ typical norm of the noise in XᵀX, the best of {0.1, 0.25, 0.4, … 1} as measured
+RIDGE_SHARE = 0.5  # public λ ÷ typical norm of the noise in XᵀX: of 0.1, 0.25, 0.4, … 1 the best on balance
 FAILURE = 0.05  # ϱ, public: how often AdaSSP's bounds on its own noise may fail; accuracy, not privacy
 
 

@@ -2,9 +2,9 @@
 
     J(θ) = Σᵢ ℓ(xᵢᵀθ, yᵢ) + (λ/2)‖θ‖² + bᵀθ,   b ~ N(0, σ² I),   ‖xᵢ‖ ≤ R_x,   λ = ``lambda_sum`` public.
 
-With logistic loss and λ ≥ R_x²/ε the exact minimum under add_remove is as private as the Gaussian mechanism itself:
-σ = R_x · s(ε, δ), no price for the Jacobian.  Other losses of one score, replace_one, and K > 2 classes (one against the
-rest, their budgets composed) pay ln(1 + β/λ) a problem.  The minimum found is only approximate (‖∇J‖ ≤ τ, verified), so
+With logistic loss and λ ≥ R_x²/ε the exact minimum under add_remove is as private as a plain Gaussian mechanism:
+σ = R_x · s(ε, δ), no price for the Jacobian.  Other losses of one score, replace_one and K > 2 classes (one against
+the rest, their budgets composed) pay ln(1 + β/λ) a problem.  The minimum found is only approximate (‖∇J‖ ≤ τ), so
 a little more noise covers the difference and takes ``OUTPUT_SHARE`` of the budget.  Proofs: docs/proofs-objective.md.
 
 ``variant`` chooses the calibration: ``"default"``; ``"pure"`` (δ = 0, noise of density ∝ exp(−‖b‖/scale)); and as
@@ -334,7 +334,7 @@ def _pure_noise(task: _Task, given: float | None, *, published_form: bool) -> tu
     """(scale, λ) of noise ∝ exp(−‖b‖/scale), ε split evenly over the problems.
 
     One record more changes b by at most L and the determinant by at most c₀ = ln(1 + β/λ): scale = changed·L/(ε−c₀);
-    as published 2 ln(1 + β/λ) stands for c₀ (Chaudhuri, Monteleoni & Sarwate 2011, Algorithm 2).  λ is the smallest that
+    as published 2 ln(1 + β/λ) stands for c₀ (Chaudhuri, Monteleoni & Sarwate 2011, Algorithm 2).  λ is the least that
     balances E‖b‖²/(2λ) = d(d + 1)·scale²/(2λ) and λR²/2.
     """
     changed, epsilon = changed_records(task.relation), task.epsilon / task.problems

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from scipy.special import expit, softmax
 
 from dpml.arguments import one_of
 from dpml.data import PrivateData
@@ -161,8 +162,19 @@ class DPSGDClassifier(ClassifierParts, LinearParts):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities ``(n, K)`` in the order of ``classes``."""
-        rows = self._encoded(X)
-        return np.asarray(self.model_.probabilities(rows))
+        scores = self._scores(X)
+        if scores.ndim == 1 or scores.shape[1] == 1:
+            positive = expit(scores.reshape(-1))
+            return np.column_stack([1.0 - positive, positive])
+        return np.asarray(softmax(scores, axis=1))
+
+    def _scores(self, X: Any) -> np.ndarray:
+        if getattr(getattr(self, "model_", None), "kind", None) != "mlp":
+            return super()._scores(X)
+        from dpml.sgd import forward
+
+        # in double precision, so that a row's score does not depend on how many rows are scored with it
+        return np.asarray(forward(self.model_._network().double(), self._encoded(X)))
 
 
 class DPSGDRegressor(RegressorParts):
@@ -171,6 +183,8 @@ class DPSGDRegressor(RegressorParts):
     Parameters:
         loss: ``"squared"`` or ``"huber"``, of the target scaled to [−1, 1] by ``target_bounds``.
         loss_parameter: threshold of ``"huber"`` in units of half the target's range, default 0.1.
+        max_grad_norm: clipping norm C; ``None`` for norm_bound × the threshold, which is all that a Huber gradient can
+            reach, and under which squared loss acts like Huber's.
         target_bounds: public ``(low, high)`` of the target; values outside are clamped, predictions too.
         The other parameters are those of :class:`DPSGDClassifier`.
 
@@ -196,7 +210,7 @@ class DPSGDRegressor(RegressorParts):
         neighboring_relation: str = "add_remove",
         accountant: str = "best",
         noise_multiplier: float | None = None,
-        max_grad_norm: float = 1.0,
+        max_grad_norm: float | None = None,
         expected_batch_size: int | None = None,
         steps: int | None = None,
         epochs: float | None = None,
@@ -247,9 +261,12 @@ class DPSGDRegressor(RegressorParts):
 
     def _trainer_arguments(self, data: PrivateData) -> dict[str, Any]:
         arguments = _sgd_arguments(self, super()._trainer_arguments(data))
+        if self.max_grad_norm is None:
+            arguments["max_grad_norm"] = float(self.norm_bound) * float(self.loss_parameter or DEFAULT_THRESHOLD)
         return {"model": _REGRESSIONS[self.loss], **arguments}
 
 
+DEFAULT_THRESHOLD = 0.1
 _REGRESSIONS = {"squared": "ridge", "huber": "huber"}
 
 

@@ -23,6 +23,7 @@ import pytest
 from dpml import account, account_arguments, account_peers
 from dpml import accounting as acc
 from dpml.accounting import api
+from dpml.errors import UnsupportedEventError
 
 STEP = ["--sample-rate", "0.02", "--noise-multiplier", "1.0"]
 RUN = acc.SelfComposed(acc.PoissonSampled(0.02, acc.Gaussian(1.0)), 100)
@@ -256,7 +257,7 @@ def test_no_step_fits(capsys: Capture) -> None:
     assert ask(capsys, *call)["steps"] == 0
     assert account.main(call) == 0
     printed = capsys.readouterr().out
-    assert "for a single step no ε below 6" in printed  # one Gaussian of σ = 0.1 costs ε ≈ 90 at 1e-5
+    assert "for a single step no ε below 91.8" in printed  # Balle & Wang 2018 at σ = 0.1
     assert "ε = 0: no step, nothing is released" in printed
 
 
@@ -385,10 +386,10 @@ def test_peers_are_asked_only_what_they_have(relation: str) -> None:
         (acc.Pure(1.0), "dp-accounting PLD"),
         (acc.PoissonSampled(0.1, acc.Laplace(1.0)), "dp-accounting RDP"),
     ):
-        with pytest.raises(account.UnsupportedEventError, match=name):
+        with pytest.raises(UnsupportedEventError, match=name):
             account_peers.peer_parts(event, relation, name)
     if relation == "replace_one":
-        with pytest.raises(account.UnsupportedEventError, match="add_remove"):
+        with pytest.raises(UnsupportedEventError, match="add_remove"):
             account_peers.peer_parts(RUN, relation, "opacus PRV")
     else:
         assert account_peers.peer_parts(RUN, relation, "opacus PRV") == [("gaussian", 1.0, 0.02, 100)]
@@ -429,6 +430,13 @@ def test_peers_that_are_missing_die_or_hang_are_said_to(tmp_path: Path, monkeypa
         ("epsilon --noise-multiplier nan --delta 1e-5", "noise_multiplier = nan"),
         ("epsilon --noise-multiplier 1 --delta 1", "delta = 1.0"),
         ("epsilon --noise-multiplier 1 --delta 1/0", "1/0"),
+        ("epsilon --noise-multiplier 1 --delta -1e-5", "delta = -1e-05"),
+        ("epsilon --noise-multiplier 1 --delta -1/3", "delta = -0.333"),
+        ("epsilon --noise-multiplier 1 --delta -.5", "delta = -0.5"),
+        ("epsilon --noise-multiplier -inf --delta 1e-5", "noise_multiplier = -inf"),
+        ("epsilon --noise-multiplier 1 --delta nan", "delta = nan"),
+        ("tradeoff --noise-multiplier 1 --rates 0.1 -1e-5", "false_positive_rates = -1e-05"),
+        ("epsilon --noise-multiplier 1 --delta --json", "--delta: expected one argument"),
         ("epsilon --noise-multiplier 1 --delta 1e-5 --sample-rate 1.5", "--sample-rate = 1.5"),
         ("epsilon --noise-multiplier 1 --delta 1e-5 --sample-rate inf", "'inf'"),
         ("epsilon --noise-multiplier 1 --delta 1e-5 --steps 1.5", "whole number"),

@@ -108,7 +108,7 @@ def test_rows_without_a_usable_label_contribute_nothing():
     more = np.vstack([x, np.full((4, 4), 0.4), np.full((1, 4), np.nan), np.full((1, 4), np.inf)])
     labels = np.r_[y, 3.0, -1.0, 0.5, np.nan, 1.0, 2.0]
     for kind in (np.asarray, sparse.csr_array):
-        rows, kept = softmax_rows(kind(more), labels, norm_bound=1.0, n_features=4, n_classes=3)
+        rows, kept = softmax_rows(kind(more), labels, norm_bound=2.0, n_features=4, n_classes=3)
         thick = rows.toarray() if sparse.issparse(rows) else rows
         assert (thick[30:] == 0.0).all()
         assert (kept[:30] == y).all()

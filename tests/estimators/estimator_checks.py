@@ -19,6 +19,9 @@ class NoNoise:
 
     secret = False
 
+    def __repr__(self) -> str:
+        return "NoNoise()"
+
     def normal(self, std: float, shape: Any) -> np.ndarray:
         assert math.isfinite(std)
         assert std >= 0
@@ -36,8 +39,8 @@ def test_settings(name: str) -> dict[str, Any]:
         "DPLogisticRegression": {**common, "classes": "from_y"},
         "DPLinearSVC": {**common, "classes": "from_y"},
         "DPRidge": {**common, "target_bounds": (-5.0, 5.0)},
-        "DPSGDClassifier": {**common, "norm_bound": 5.0, "classes": "from_y", "steps": 60, **full_batch},
-        "DPSGDRegressor": {**common, "target_bounds": (-5.0, 5.0), "steps": 100, **full_batch},
+        "DPSGDClassifier": {**common, "norm_bound": 5.0, "classes": "from_y", "steps": 30, **full_batch},
+        "DPSGDRegressor": {**common, "target_bounds": (-5.0, 5.0), "steps": 40, **full_batch},
     }[name]
 
 

@@ -59,7 +59,7 @@ def test_linear_svc_learns(method: str) -> None:
 def test_ridge_learns_in_the_units_of_the_target() -> None:
     X, y = regression_task()
     model = make("DPRidge", epsilon=20.0).fit(X, y)
-    assert model.score(X, y) > 0.7  # R² of the noise-free truth is 0.95
+    assert model.score(X, y) > 0.9  # R² of the noise-free truth is 175/(175 + 4) = 0.978
     assert model.coef_.shape == (3,)
     assert isinstance(model.intercept_, float)
     np.testing.assert_allclose(model.coef_, 10 * WEIGHTS, atol=6)
@@ -126,9 +126,7 @@ def test_sparse_rows_give_the_same_model(name: str, form: Any) -> None:
         np.testing.assert_array_equal(predicted, model.predict(X))
 
 
-@pytest.mark.parametrize(
-    ("name", "d"), [("DPLogisticRegression", 600_000), ("DPLinearSVC", 600_000), ("DPRidge", 700)]
-)
+@pytest.mark.parametrize(("name", "d"), [("DPLogisticRegression", 600_000), ("DPLinearSVC", 600_000), ("DPRidge", 700)])
 def test_sparse_rows_are_never_made_dense(name: str, d: int) -> None:
     """One dense copy of the 500 wide rows would be 2.4 GB.  (Ridge needs XᵀX, a dense d × d matrix, but no dense X.)"""
     n = 500

@@ -15,7 +15,6 @@ MISSING_TARGETS = (
     "a record with a target that is NaN contributes nothing and one that is infinite is clamped to target_bounds: an "
     "error would tell that such a record is there"
 )
-SINGLE_PRECISION = "networks score in single precision, whose rounding depends on how many rows are scored at once"
 
 ESTIMATORS = [
     under_test("DPLogisticRegression"),
@@ -34,8 +33,6 @@ def expected_failures(estimator: Any) -> dict[str, str]:
     """Checks that ask for what dpml must not do, with the reason."""
     if type(estimator).__name__ in ("DPRidge", "DPSGDRegressor"):
         return {"check_supervised_y_no_nan": MISSING_TARGETS}
-    if getattr(estimator, "model", None) == "mlp":
-        return {"check_methods_subset_invariance": SINGLE_PRECISION}
     return {}
 
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "erm"))
 import erm_checks as checks
 
 from dpml import mechanisms
-from dpml.erm import objective, output, rules, solver
+from dpml.erm import objective, output, problems, rules, solver
 from dpml.mechanisms import FixedNoise
 
 
@@ -42,9 +42,8 @@ def test_half_noise_in_objective(monkeypatch):
 @pytest.mark.parametrize("method", checks.METHODS)
 def test_regularization_taken_in_mean_form_by_the_solver(method, monkeypatch):
     checks.check_regularization_is_mean_form(method)
-    module = checks.MODULES[method]
-    honest = module.minimise
-    monkeypatch.setattr(module, "minimise", lambda x, y, lambda_sum, **rest: honest(x, y, lambda_sum / 1000, **rest))
+    honest = problems.minimise
+    monkeypatch.setattr(problems, "minimise", lambda x, y, lambda_sum, **rest: honest(x, y, lambda_sum / 1000, **rest))
     caught(checks.check_regularization_is_mean_form, method)
 
 
@@ -153,13 +152,12 @@ def test_charge_after_use(method, monkeypatch):
 @pytest.mark.parametrize("method", checks.METHODS)
 def test_rows_not_held_to_the_norm_bound(method, monkeypatch):
     checks.check_long_rows_are_bounded(method)
-    monkeypatch.setattr(checks.MODULES[method], "bounded_rows", lambda x, y, **rest: (np.asarray(x), np.asarray(y)))
+    monkeypatch.setattr(problems, "bounded_rows", lambda x, y, **rest: (np.asarray(x), np.asarray(y)))
     caught(checks.check_long_rows_are_bounded, method)
 
 
 def test_solution_that_is_not_verified(monkeypatch):
     checks.check_solution_is_verified()
     monkeypatch.setattr(solver, "MAX_NEWTON", 0)
-    monkeypatch.setattr(solver, "MAX_QUASI_NEWTON", 1)
     monkeypatch.setattr(solver, "gradient_norm", lambda *arguments: 0.0)
     caught(checks.check_solution_is_verified)
