@@ -13,30 +13,50 @@ from dpml.version import __version__
 
 if TYPE_CHECKING:
     from dpml.data import PrivateData
-    from dpml.estimators import DPLogisticRegression
+    from dpml.estimators import (
+        DPLinearSVC,
+        DPLogisticRegression,
+        DPRidge,
+        DPSGDClassifier,
+        DPSGDRegressor,
+        SchemaEncoder,
+    )
     from dpml.release import PrivateModel, load
     from dpml.results import Guarantee
+    from dpml.search import PrivateSearch
     from dpml.trainer import Plan, PrivateTrainer, RunResult
 
 _HOME = {
+    "DPLinearSVC": "dpml.estimators",
     "DPLogisticRegression": "dpml.estimators",
+    "DPRidge": "dpml.estimators",
+    "DPSGDClassifier": "dpml.estimators",
+    "DPSGDRegressor": "dpml.estimators",
     "Guarantee": "dpml.results",
     "Plan": "dpml.trainer",
     "PrivateData": "dpml.data",
     "PrivateModel": "dpml.release",
+    "PrivateSearch": "dpml.search",
     "PrivateTrainer": "dpml.trainer",
     "RunResult": "dpml.trainer",
+    "SchemaEncoder": "dpml.estimators",
     "load": "dpml.release",
 }
 
 __all__ = [
+    "DPLinearSVC",
     "DPLogisticRegression",
+    "DPRidge",
+    "DPSGDClassifier",
+    "DPSGDRegressor",
     "Guarantee",
     "Plan",
     "PrivateData",
     "PrivateModel",
+    "PrivateSearch",
     "PrivateTrainer",
     "RunResult",
+    "SchemaEncoder",
     "__version__",
     "load",
 ]

@@ -208,7 +208,7 @@ def step_of(options: argparse.Namespace, noise: float | None, rate: float | None
     event = _mechanism(options, noise)
     if rate is None:
         exact_rate = rate_of(options)
-        rate = None if exact_rate is None else float(exact_rate)
+        rate = None if exact_rate is None else check_number("sampling rate", exact_rate, 0.0, 1.0)
     return event if rate is None else acc.PoissonSampled(rate, event)
 
 

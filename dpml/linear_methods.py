@@ -35,11 +35,14 @@ METHODS_OF: dict[str, tuple[str, ...]] = {
     "logreg": ("objective", "output", "dp_gd", "dp_sgd"),
     "softmax": ("dp_gd", "output", "dp_sgd"),
     "linear_svm": ("objective", "output", "dp_gd"),
-    "ridge": ("adassp", "output", "dp_gd"),
-    "huber": ("objective", "output", "dp_gd"),
+    "ridge": ("adassp", "output", "dp_gd", "dp_sgd"),
+    "huber": ("objective", "output", "dp_gd", "dp_sgd"),
     "mlp": ("dp_sgd",),
 }
 """Methods with a proof for each model; the first is what ``"auto"`` takes."""
+
+REGRESSION_NORM = 5.0
+"""R where none is given, for a target scaled to [−1, 1]; ``adassp`` and ridge's ``output`` have their own."""
 
 LINEAR_METHODS = ("objective", "output", "dp_gd", "adassp")
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -112,6 +115,8 @@ def plan_linear(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
     }
     if trainer.solution_norm != "auto":
         common["solution_norm"] = trainer.solution_norm
+    elif model in REGRESSION and method != "adassp" and not (model == "ridge" and method == "output"):
+        common["solution_norm"] = REGRESSION_NORM
     classes = max(2, len(public.classes))
     if method == "dp_gd":
         if trainer.regularization != "auto":
@@ -143,6 +148,20 @@ def _descent_loss(model: str, parameter: float | None, n_classes: int, solution_
     if model == "ridge":
         return make_loss("squared", solution_norm)
     return make_loss(LOSS_OF[model], parameter)
+
+
+def descent_norm(trainer: PrivateTrainer) -> float:
+    """R of ``dp_sgd``'s rate rule."""
+    if trainer.solution_norm != "auto":
+        return float(trainer.solution_norm)
+    return REGRESSION_NORM if trainer.model in REGRESSION else 15.0
+
+
+def clipping_norm(trainer: PrivateTrainer, public: PublicInfo) -> float:
+    """C of ``dp_sgd``: Huber loss has gradients of norm ``threshold``·R at most, and a larger C would only add noise."""
+    if trainer.model != "huber" or public.norm_bound is None:
+        return trainer.max_grad_norm
+    return min(trainer.max_grad_norm, make_loss("huber", trainer.loss_parameter).constants(public.norm_bound).lipschitz)
 
 
 def targets_of(model: str, records: Records, n_classes: int) -> np.ndarray:

@@ -20,6 +20,8 @@ from dpml.linear_methods import (
     check_linear,
     check_pair,
     check_variant,
+    clipping_norm,
+    descent_norm,
     is_pure,
     linear_assumption,
     plan_linear,
@@ -244,7 +246,7 @@ def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
         "delta": delta,
         "neighboring_relation": trainer.neighboring_relation,
         "norm_bound": public.norm_bound,
-        "solution_norm": 15.0 if trainer.solution_norm == "auto" else trainer.solution_norm,
+        "solution_norm": descent_norm(trainer),
         "accountant": trainer.accountant,
     }
     from dpml import sgd
@@ -252,11 +254,11 @@ def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
     network = network_of(trainer, public)
     return sgd.plan_dp_sgd(
         **common,
-        n_classes=len(public.classes),
+        n_classes=max(2, len(public.classes)),  # a number to predict has one score, as two classes have
         model_name=trainer.model if isinstance(trainer.model, str) else "module",
         n_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
         noise_multiplier=trainer.noise_multiplier,
-        max_grad_norm=trainer.max_grad_norm,
+        max_grad_norm=clipping_norm(trainer, public),
         expected_batch_size=trainer.expected_batch_size,
         steps=trainer.steps,
         epochs=trainer.epochs,
@@ -273,7 +275,8 @@ def network_of(trainer: PrivateTrainer, public: PublicInfo) -> torch.nn.Module:
         return trainer.model
     from dpml.sgd import build_model
 
-    return build_model(trainer.model, public.n_features, len(public.classes), hidden=trainer.hidden, seed=trainer.seed)
+    n_classes = max(2, len(public.classes))
+    return build_model(trainer.model, public.n_features, n_classes, hidden=trainer.hidden, seed=trainer.seed)
 
 
 def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str) -> tuple[str, ...]:

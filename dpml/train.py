@@ -288,8 +288,8 @@ def finish_sweep(root: Path) -> None:
     summary = write_sweep_report(root)
     composed = summary.get("composed")
     total = (
-        f"ε = {float(composed['epsilon']):.4g} at δ = {float(composed['delta']):.3g} (each job has its own ε; picking "
-        "the best is not free)"
+        f"ε = {float(composed['epsilon']):.4g} at δ = {float(composed['delta']):.3g} (each job has its own ε; "
+        "selection not paid for: the best job's model carries this composed ε)"
         if composed
         else "no composed ε can be stated (the report says why)"
     )

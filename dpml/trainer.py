@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -382,18 +383,26 @@ class PrivateTrainer:
                 records.y,
                 device=plan.device,
                 noise=noise,
-                loss=self.loss,
+                loss=self._network_loss(plan),
                 reserve=lambda event, count: ledger.charge(event, stage="train", count=count),
                 on_step=None if progress is None else lambda step: progress(step, plan.steps, shown(step)),
                 save_checkpoint=None if folder is None else lambda state: _save_checkpoint(folder, state),
                 start=start,
             )
         weights = sgd.weights_of(trained)
-        if plan.model == "logreg":
+        if plan.model in CONVEX:
             weights = {"weight": next(iter(weights.values())).reshape(-1)}
         elif plan.model == "softmax":
             weights = {"weight": next(iter(weights.values()))}
         return weights, (None if isinstance(self.model, str) else trained), notes
+
+    def _network_loss(self, plan: Plan) -> Callable[..., torch.Tensor] | None:
+        """The user's own loss, that of a regression, or ``None`` for the one that follows from the classes."""
+        from dpml import sgd
+
+        if plan.model not in sgd.REGRESSION or not isinstance(self.model, str):
+            return self.loss
+        return sgd.RegressionLoss(math.inf if plan.model == "ridge" else self.loss_parameter or 0.1)
 
     def _settings(self, plan: Plan, public: PublicInfo) -> dict[str, Any]:
         """What scoring needs beside the weights."""

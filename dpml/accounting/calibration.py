@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpml.accounting import api
+from dpml.accounting.api import ACCOUNTANTS
 from dpml.accounting.checks import (
     ADD_REMOVE,
     REPLACE_ONE,
@@ -273,7 +274,7 @@ def check_maker(make_event: object) -> Callable[[Any], Event]:
 def _budget(epsilon: float, delta: float, accountant: str, neighboring_relation: str) -> _Budget:
     epsilon = check_number("epsilon", epsilon, 0.0)
     delta = check_number("delta", delta, 0.0, 1.0, below=True)
-    check_one_of("accountant", accountant, api.ACCOUNTANTS)
+    check_one_of("accountant", accountant, ACCOUNTANTS)
     return _Budget(epsilon, delta, accountant, check_relation(neighboring_relation))
 
 
@@ -285,7 +286,7 @@ def _check_target(
     fpr: float | None,
     accountant: str,
 ) -> None:
-    check_one_of("accountant", accountant, api.ACCOUNTANTS)
+    check_one_of("accountant", accountant, ACCOUNTANTS)
     given = {"epsilon": epsilon, "advantage": advantage, "tpr": tpr}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:

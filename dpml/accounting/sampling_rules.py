@@ -23,7 +23,7 @@ def check_sampling(accountant: str, atom: Event, relation: str) -> None:
     """Refuses what has no proof under any accountant.
 
     A sample of fixed size under add_remove: its size or the number of records would have to be private.  Objective
-    perturbation on a sample or in a selection: its proof is for one release on the whole table.
+    perturbation on a sample: its proof is for one release on the whole table, and bounds the loss without a pair.
     """
     _check(accountant, atom, atom, relation, inside=False)
 
@@ -38,9 +38,10 @@ def _check(accountant: str, atom: Event, event: Event, relation: str, *, inside:
     if isinstance(event, ObjectivePerturbation) and inside:
         raise UnsupportedEventError(
             f"accountant {accountant!r} cannot bound event {event_name(atom)!r} under {relation}: "
-            "objective_perturbation on a sample or in a selection has no proof; release it on the whole table."
+            "objective_perturbation on a sample has no proof; release it on the whole table."
         )
-    inside = inside or isinstance(event, PoissonSampled | SampledWithoutReplacement | RepeatAndSelect)
+    # a selection needs Rényi bounds in both directions, which the bound on the loss gives; a sample needs a pair
+    inside = inside or isinstance(event, PoissonSampled | SampledWithoutReplacement)
     for part in parts(event):
         _check(accountant, atom, part, relation, inside=inside)
 

@@ -262,7 +262,8 @@ class DPSGDRegressor(RegressorParts):
     def _trainer_arguments(self, data: PrivateData) -> dict[str, Any]:
         arguments = _sgd_arguments(self, super()._trainer_arguments(data))
         if self.max_grad_norm is None:
-            arguments["max_grad_norm"] = float(self.norm_bound) * float(self.loss_parameter or DEFAULT_THRESHOLD)
+            threshold = DEFAULT_THRESHOLD if self.loss_parameter is None else self.loss_parameter
+            arguments["max_grad_norm"] = data.public.norm_bound * threshold
         return {"model": _REGRESSIONS[self.loss], **arguments}
 
 

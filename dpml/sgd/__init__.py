@@ -6,7 +6,15 @@ sums, norms = clipped_gradient(model, loss_fn, batch, max_grad_norm)
 
 from dpml.sgd.clipping import clipped_gradient
 from dpml.sgd.engine import fit_dp_sgd
-from dpml.sgd.models import ModelLoss, build_model, check_model, check_output, per_example_loss
+from dpml.sgd.models import (
+    REGRESSION,
+    ModelLoss,
+    RegressionLoss,
+    build_model,
+    check_model,
+    check_output,
+    per_example_loss,
+)
 from dpml.sgd.nonprivate import fit_nonprivate_module
 from dpml.sgd.planning import DPSGDPlan, plan_dp_sgd
 from dpml.sgd.sampling import poisson_indices
@@ -14,8 +22,10 @@ from dpml.sgd.states import initial_state, load_state, save_state
 from dpml.sgd.tensors import forward, load_weights, resolve_device, weights_of
 
 __all__ = [
+    "REGRESSION",
     "DPSGDPlan",
     "ModelLoss",
+    "RegressionLoss",
     "build_model",
     "check_model",
     "check_output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,15 +20,17 @@ from dpml.errors import ModelError
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
-NAMES = ("logreg", "softmax", "mlp")
+REGRESSION = ("ridge", "huber")
+NAMES = ("logreg", "softmax", *REGRESSION, "mlp")
 WIDEST = 2**16
 
 
 def build_model(name: str, n_features: int, n_classes: int, hidden: Sequence[int] = (64,), seed: int = 0) -> nn.Module:
     """A fresh network on rows ``(n, n_features)``; the global torch generator is left as it was.
 
-    ``"logreg"`` is one ``Linear(n_features, 1)`` (a single logit, for two classes), ``"softmax"`` one
-    ``Linear(n_features, n_classes)``; both without bias (the encoded row holds a constant column, so that the
+    ``"logreg"`` is one ``Linear(n_features, 1)`` (a single logit, for two classes), and so are ``"ridge"`` and
+    ``"huber"`` (the number to predict; ``n_classes`` is not used); ``"softmax"`` is one
+    ``Linear(n_features, n_classes)``; all without bias (the encoded row holds a constant column, so that the
     intercept is clipped and noised like every other weight) and starting at 0.  ``"mlp"`` has tanh layers of the widths
     ``hidden``, drawn from the public ``seed``, and one logit for two classes.  Bounded activations keep per-example
     gradients comparable, which clipping likes (Papernot et al. 2021, "Tempered sigmoid activations", section 3).
@@ -51,7 +54,7 @@ def build_model(name: str, n_features: int, n_classes: int, hidden: Sequence[int
         torch.random.default_generator.manual_seed(int(seed))
         if name == "mlp":
             return _mlp(n_features, tuple(hidden), outputs)
-        linear = nn.Linear(n_features, 1 if name == "logreg" else n_classes, bias=False)
+        linear = nn.Linear(n_features, n_classes if name == "softmax" else 1, bias=False)
     nn.init.zeros_(linear.weight)
     return linear
 
@@ -83,6 +86,21 @@ def per_example_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
         return F.binary_cross_entropy_with_logits(scores, targets.to(scores.dtype), reduction="none")
     losses = F.cross_entropy(logits, targets, reduction="none")
     return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class RegressionLoss:
+    """Losses ``(B,)`` of the residual r = score − target: r²/2 up to ``threshold`` k, then k|r| − k²/2.
+
+    ``threshold = inf`` is squared loss.  The same losses as ``Squared`` and ``Huber`` of :mod:`dpml.erm.losses`.
+    """
+
+    threshold: float = math.inf
+
+    def __call__(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        size = (scores.reshape(-1) - targets.to(scores.dtype)).abs()
+        inside = size.clamp(max=self.threshold)
+        return inside * (size - inside / 2.0)
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def plan_dp_sgd(
     **Rate of a linear model.**  Noisy gradient descent has expected excess loss at most R²/(2ηT) + ηT p s²C²/(2n²)
     with s = σ/(q√T): only r = ηT counts (η = rate/(1 − momentum)), and the best is r* = R n/(C s √p).  The linear
     decay's mean is half of its peak.  The peak is capped at (1 + momentum)/β, where heavy-ball descent is stable
-    whatever the data (β = norm_bound²/4 for the logistic, norm_bound²/2 for the softmax loss); when the cap bites and
+    whatever the data (β = norm_bound²·c with c = 1/4 for the logistic loss, 1/2 for softmax, 1 for squared and Huber
+    loss of a target in [−1, 1]); when the cap bites and
     ``steps`` is free, T is raised up to 1000 (400 for other models), at constant budget.
 
     **Rate of any other model.**  The same r*, with R = 30 and an effective rate η ≤ 30/C for the built-in ``mlp`` on
@@ -123,8 +124,8 @@ def plan_dp_sgd(
     _whole("n_features", n_features)
     _whole("n_classes", n_classes, 2)
     _whole("n_parameters", n_parameters)
-    if model_name not in ("logreg", "softmax", "mlp", "module"):
-        raise errors.invalid("model_name", model_name, "'logreg', 'softmax', 'mlp' or 'module'")
+    if model_name not in MODEL_NAMES:
+        raise errors.invalid("model_name", model_name, "one of " + ", ".join(MODEL_NAMES))
     _within("max_grad_norm", max_grad_norm, *MAX_GRAD_NORMS)
     _positive("solution_norm", solution_norm)
     if norm_bound is not None:
@@ -146,7 +147,7 @@ def plan_dp_sgd(
         raise errors.invalid("delta", delta, "in (0, 1); below 1/n_declared to mean anything")
     _one_budget(epsilon, noise_multiplier)
 
-    linear = model_name in ("logreg", "softmax")
+    linear = model_name in CURVATURE
     batch = _batch_size(n, expected_batch_size, LINEAR_BATCH_SHARE if linear else NETWORK_BATCH_SHARE)
     q = batch / n
     free = steps is None and epochs is None
@@ -196,6 +197,12 @@ def plan_dp_sgd(
     )
 
 
+CURVATURE = {"logreg": 0.25, "softmax": 0.5, "ridge": 1.0, "huber": 1.0}
+"""Largest second derivative of a linear model's loss in its scores."""
+
+MODEL_NAMES = (*CURVATURE, "mlp", "module")
+
+
 @dataclass(frozen=True)
 class _RateRule:
     """r* = R n/(C s √p), spread over T steps, below a cap (see :func:`plan_dp_sgd`)."""
@@ -224,10 +231,8 @@ class _RateRule:
 def _radius_and_cap(
     model_name: str, norm_bound: float | None, solution_norm: float, max_grad_norm: float, momentum: float
 ) -> tuple[float, float]:
-    if model_name == "logreg":
-        return solution_norm, (1.0 + momentum) / ((norm_bound or 1.0) ** 2 / 4.0)
-    if model_name == "softmax":
-        return solution_norm, (1.0 + momentum) / ((norm_bound or 1.0) ** 2 / 2.0)
+    if model_name in CURVATURE:
+        return solution_norm, (1.0 + momentum) / ((norm_bound or 1.0) ** 2 * CURVATURE[model_name])
     if model_name == "mlp" and norm_bound is not None:
         return MLP_RADIUS, MLP_RATE * (1.0 - momentum) / max_grad_norm
     return MODULE_RADIUS, MODULE_RATE * (1.0 - momentum) / max_grad_norm

@@ -573,7 +573,7 @@ FIXED = acc.SampledWithoutReplacement(1, 10, acc.Gaussian(2.0))
             for wrapped in (
                 acc.PoissonSampled(0.1, OBJECTIVE),
                 acc.SampledWithoutReplacement(1, 3, OBJECTIVE),
-                acc.RepeatAndSelect(OBJECTIVE, 3.0, 1.0),
+                acc.RepeatAndSelect(acc.PoissonSampled(0.1, OBJECTIVE), 3.0, 1.0),
                 acc.PoissonSampled(0.1, acc.Composed((acc.Laplace(1.0), OBJECTIVE))),
             )
             for accountant in ("pld", "rdp", "zcdp")
@@ -595,6 +595,25 @@ def test_what_has_no_proof_is_refused_by_name(event, accountant, relation, messa
     for call, argument in ((acc.epsilon, 1e-5), (acc.delta, 1.0)):
         with pytest.raises(UnsupportedEventError, match=message):
             call(event, argument, accountant=accountant, neighboring_relation=relation)
+
+
+@pytest.mark.parametrize("relation", [AR, RO])
+def test_selection_among_objective_perturbations_uses_their_renyi_bound(relation):
+    """Papernot & Steinke 2022, Theorem 2, on the bound on the loss (it needs Rényi divergences in both directions only).
+
+    ε'(α) = ε(α) + min over α̂ of [(1+η)(1−1/α̂)ε(α̂) + (1+η) ln(1/γ)/α̂] + ln E[K]/(α−1), over a grid of orders here.
+    """
+    event = acc.RepeatAndSelect(OBJECTIVE, 3.0, 1.0)
+    orders = np.concatenate([np.linspace(1.05, 10, 180), np.linspace(10.5, 200, 380)])
+    base = acc.rdp(OBJECTIVE, orders, neighboring_relation=relation)
+    eta, mean = 1.0, 3.0
+    # geometric for η = 1: E[K] = 1/γ
+    gamma = 1 / mean
+    inner = min((1 + eta) * (1 - 1 / orders) * base + (1 + eta) * math.log(1 / gamma) / orders)
+    selected = base + inner + math.log(mean) / (orders - 1)
+    slow = min(selected + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1))
+    got = acc.epsilon(event, 1e-5, neighboring_relation=relation)
+    assert got == pytest.approx(slow, rel=5e-3)  # two grids of orders
 
 
 EXTREMES = [

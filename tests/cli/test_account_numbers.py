@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import signal
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from dpml import account
+from dpml import account, account_arguments
 
 Capture = pytest.CaptureFixture[str]
 CALL = ["epsilon", "--noise-multiplier", "1", "--steps", "5", "--delta", "0"]
@@ -92,3 +93,12 @@ def test_steps_at_the_smallest_rates_say_what_is_true(capsys: Capture) -> None:
         assert "reached     ε = 0: no step, nothing is released" in printed
     else:
         assert found["epsilon"] <= 1e-6
+
+
+def test_a_reader_that_lets_vanishing_numbers_through_is_caught(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the rate is read exactly but not refused; the event refuses it then, and ε = 0 is never printed."""
+    monkeypatch.setattr(account_arguments, "_exact", lambda text, expected: Fraction(text))
+    monkeypatch.setitem(account_arguments._OPTIONS["--sample-rate"], "type", Fraction)
+    assert "sampling rate = Fraction" in refused(capsys, *CALL, "--sample-rate", "1e-400")
