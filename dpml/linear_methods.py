@@ -158,7 +158,7 @@ def descent_norm(trainer: PrivateTrainer) -> float:
 
 
 def clipping_norm(trainer: PrivateTrainer, public: PublicInfo) -> float:
-    """C of ``dp_sgd``: Huber loss has gradients of norm ``threshold``·R at most, and a larger C would only add noise."""
+    """C of ``dp_sgd``: Huber loss has gradients of norm ``threshold``·R at most; a larger C would only add noise."""
     if trainer.model != "huber" or public.norm_bound is None:
         return trainer.max_grad_norm
     return min(trainer.max_grad_norm, make_loss("huber", trainer.loss_parameter).constants(public.norm_bound).lipschitz)
