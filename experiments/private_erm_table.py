@@ -205,7 +205,8 @@ def published_table(figures: Sequence[Figure]) -> str:
     text = ["| method | accuracy, % | ahead of the best published, points |", "|---|---|---|"]
     text += [f"| {name} (published) | {value:.1f} | |" for name, value in PUBLISHED.items()]
     text += [
-        f"| ours, `{f.name}`, {f.relation}, δ = {f.delta:.2g} | {spread(f.accuracy, 2)} | {f.mean_accuracy - best:+.2f} |"
+        f"| ours, `{f.name}`, {f.relation}, δ = {f.delta:.2g} | {spread(f.accuracy, 2)} "
+        f"| {f.mean_accuracy - best:+.2f} |"
         for f in ours
     ]
     return "\n".join(text)

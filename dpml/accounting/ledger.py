@@ -303,8 +303,8 @@ def _check_kind(line: dict[str, Any], number: int, before: list[dict[str, Any]],
 
 
 def strict_json(text: bytes | str) -> Any:
-    """Parsed JSON; ValueError for repeated keys, NaN, Infinity and numbers that no float holds, RecursionError for
-    nesting beyond Python's limit."""
+    """Parsed JSON; ValueError for repeated keys, NaN, Infinity and numbers that no float holds (too large, or not 0 but
+    0 as a float: a charge must not vanish), RecursionError for nesting beyond Python's limit."""
     return json.loads(
         text,
         object_pairs_hook=_no_repeats,
@@ -319,6 +319,7 @@ def _finite(value: Any, digits: str) -> Any:
         good = math.isfinite(float(value))
     except OverflowError:
         good = False
+    good = good and (value != 0 or not any(digit in "123456789" for digit in digits.lower().partition("e")[0]))
     return value if good else _no_constant(digits)
 
 

@@ -33,6 +33,7 @@ BLOCK = 2048  # rows made dense at a time
 MAX_CONJUGATE = 200  # steps for one direction
 MAX_BACKTRACKS = 60
 SUFFICIENT_DECREASE = 1e-4
+LOOSE = 0.5  # a step ends where the slope along it is below this share of what it was
 FLAT = 1e-10  # a predicted decrease below this share of the value drowns in rounding
 SINGLE = 1e-5  # single precision will do for a preconditioner whose least eigenvalue is above this share of its trace
 TRIANGLE_COST = 0.04  # of a multiplication in a triangle of XᵀX, against ...
@@ -188,30 +189,58 @@ def line_search(
 ) -> tuple[Vector, Vector, Vector] | None:
     """``(theta, z, gradient)`` after a step along ``direction``, ``None`` if no step makes progress.
 
-    With φ(t) = J(θ + t p), convex: φ(t) ≤ φ(0) + t φ'(t), so a negative φ'(t) shows the decrease without a value.  Else
-    the values are compared (Armijo), and where they are flat to rounding the gradient norm must fall.
+    With φ(t) = J(θ + t p), convex: φ(t) ≤ φ(0) + t φ'(t), so where φ'(t) < 0 J has decreased.  The full step is taken
+    if it decreases J enough; else t is found near the root of φ', which needs no product with the rows.  A root that
+    is nearly exact is what makes Newton's method finite for piecewise quadratic losses (Keerthi & DeCoste 2005).  Where
+    values are flat to rounding, a gradient norm that falls will do.
     """
-    slope = float(gradient @ direction)
-    if not slope < 0.0:
+    steep = float(gradient @ direction)
+    if not steep < 0.0:
         return None
-    norm = float(np.linalg.norm(gradient))
-    value: float | None = None
-    length = 1.0
-    for _ in range(MAX_BACKTRACKS):
+
+    def after(length: float) -> tuple[Vector, Vector, Vector]:
         new_theta, new_z = theta + length * direction, z + length * along
-        new_gradient = problem.gradient(new_theta, new_z)
-        new_slope = float(new_gradient @ direction)
-        if new_slope <= SUFFICIENT_DECREASE * slope:
-            return new_theta, new_z, new_gradient
-        value = problem.value(theta, z) if value is None else value
-        wanted = SUFFICIENT_DECREASE * length * slope
-        if problem.value(new_theta, new_z) <= value + wanted:
-            return new_theta, new_z, new_gradient
-        if -length * slope <= FLAT * abs(value) and float(np.linalg.norm(new_gradient)) < 0.9 * norm:
-            return new_theta, new_z, new_gradient
-        shorter = -slope / (new_slope - slope)  # where φ' would be 0 if it were linear
-        length *= min(max(shorter, 0.1), 0.6) if math.isfinite(shorter) else 0.5
-    return None
+        return new_theta, new_z, problem.gradient(new_theta, new_z)
+
+    full = after(1.0)
+    end = float(full[2] @ direction)
+    if LOOSE * steep <= end <= SUFFICIENT_DECREASE * steep:
+        return full
+    if end > SUFFICIENT_DECREASE * steep:
+        value = problem.value(theta, z)
+        if end <= -LOOSE * steep and problem.value(*full[:2]) <= value + SUFFICIENT_DECREASE * steep:
+            return full
+        flat = -steep <= FLAT * abs(value)
+        if flat and float(np.linalg.norm(full[2])) < 0.9 * float(np.linalg.norm(gradient)):
+            return full
+    constant = problem.lambda_sum * float(theta @ direction) + float(problem.linear @ direction)
+    growth = problem.lambda_sum * float(direction @ direction)
+    length = before_root(
+        lambda t: float((problem.slopes(z + t * along) * along).sum()) + constant + t * growth, steep, end
+    )
+    return after(length) if length > 0.0 else None
+
+
+def before_root(slope: Callable[[float], float], steep: float, end: float) -> float:
+    """t > 0 with ``slope(t)`` between ``LOOSE`` · steep and 0 for an increasing function that is steep < 0 at 0 and
+    ``end`` at 1; 0 if none is found."""
+    low, high, at_low, at_high = 0.0, 1.0, steep, end
+    while at_high < 0.0 and high < 1e9:
+        low, high, at_low = high, 2.0 * high, at_high
+        if at_low >= LOOSE * steep:
+            return low
+        at_high = slope(high)
+    for step in range(MAX_BACKTRACKS):
+        share = -at_low / (at_high - at_low) if step % 2 == 0 and math.isfinite(at_high) else 0.5
+        middle = low + (high - low) * min(max(share, 0.02), 0.98)
+        value = slope(middle)
+        if value > 0.0:
+            high, at_high = middle, value
+            continue
+        low, at_low = middle, value
+        if value >= LOOSE * steep:
+            break
+    return low
 
 
 # ----------------------------------------------------------------------------------------------- preconditioner

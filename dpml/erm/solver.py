@@ -17,7 +17,7 @@ from dpml import errors
 from dpml.erm import newton
 from dpml.erm.losses import LOGISTIC, GlmLoss, Rows, Vector, value_and_gradient
 
-MAX_NEWTON = 200
+MAX_NEWTON = 1000  # a hinge with a very sharp corner takes some hundreds of steps, others a dozen
 MAX_RESTARTS = 5
 BLOCK = 4096  # rows squared at a time
 ROUNDING_SHARE = 0.5  # the computed norm must be below this share of the tolerance, the rest covers rounding

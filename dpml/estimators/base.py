@@ -122,6 +122,12 @@ class PrivateEstimator(BaseEstimator):
         self.model_ = model
         self.guarantee_ = guarantee
 
+    def __getstate__(self) -> Any:
+        """What pickle and joblib write: without the custodian's diagnostics, since pickled models travel."""
+        state = super().__getstate__()
+        result = state.get("result_") if isinstance(state, dict) else None
+        return state if result is None else {**state, "result_": replace(result, private={})}
+
     # -- scoring --------------------------------------------------------------------------------------------------
     def _encoded(self, X: Any) -> Any:
         """Rows as the model sees them: constant appended, clipped to the public norm, zero where not finite."""

@@ -97,7 +97,8 @@ class DPLogisticRegression(_LinearClassifier):
 
     Parameters:
         epsilon, delta: the budget of one ``fit``; default δ is min(1e-5, 0.1/n_declared).
-        method: ``"auto"``, ``"objective"``, ``"output"``, ``"dp_gd"`` or ``"dp_sgd"``.
+        method: ``"auto"``, ``"objective"``, ``"output"``, ``"dp_gd"`` or ``"dp_sgd"``.  For more than two classes the
+            first three train one model a class under one composed budget, the last two one softmax model.
         classes: the labels, in the order of ``predict_proba``'s columns; a record with another label contributes
             nothing.  ``"from_y"`` declares that the set of labels in ``y`` is public; it is then read from ``y``, and
             ``guarantee_.assumptions`` says so.
@@ -125,8 +126,8 @@ class DPLogisticRegression(_LinearClassifier):
 
     def _trainer_arguments(self, data: PrivateData) -> dict[str, Any]:
         arguments = super()._trainer_arguments(data)
-        if len(data.public.classes) > 2 and self.method == "dp_sgd":
-            arguments["model"] = "softmax"  # one network for all classes; the linear methods train one a class
+        if len(data.public.classes) > 2 and self.method in ("dp_gd", "dp_sgd"):
+            arguments["model"] = "softmax"  # one model for all classes; the other methods train one a class
         return arguments
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -139,6 +140,7 @@ class DPLinearSVC(_LinearClassifier):
     """Linear support vector classifier (smoothed hinge loss) under (ε, δ)-differential privacy.
 
     Parameters:
+        method: ``"auto"``, ``"objective"``, ``"output"`` or, for two classes, ``"dp_gd"``.
         loss_parameter: width over which the hinge is smoothed, default 0.5.
         The others, and the attributes, are those of :class:`DPLogisticRegression`.
 
@@ -199,8 +201,8 @@ class DPRidge(RegressorParts):
         target_bounds: public ``(low, high)`` of the target; values outside are clamped, predictions too.
         epsilon, delta, method, norm_bound, n_declared, neighboring_relation, accountant, fit_intercept, solution_norm,
         regularization, variant, dataset_ledger, dataset_epsilon, dataset_delta, dataset_filter, noise_source: as for
-            :class:`DPLogisticRegression`; methods are ``"auto"``, ``"adassp"``, ``"output"``, ``"objective"``,
-            ``"dp_gd"`` and ``"dp_sgd"``, as far as their proofs allow.
+            :class:`DPLogisticRegression`; methods are ``"auto"``, ``"adassp"``, ``"output"``, ``"dp_gd"`` and
+            ``"dp_sgd"``.
 
     Attributes after ``fit``:
         coef_ ``(d,)`` and intercept_ (a float) in the target's own units, n_features_in_, feature_names_in_, model_,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from scipy.special import expit, softmax
 
-from dpml.arguments import one_of
+from dpml.arguments import is_positive, one_of
 from dpml.data import PrivateData
 from dpml.errors import ConfigError
 from dpml.mechanisms import NoiseSource
@@ -262,7 +262,9 @@ class DPSGDRegressor(RegressorParts):
     def _trainer_arguments(self, data: PrivateData) -> dict[str, Any]:
         arguments = _sgd_arguments(self, super()._trainer_arguments(data))
         if self.max_grad_norm is None:
-            threshold = DEFAULT_THRESHOLD if self.loss_parameter is None else self.loss_parameter
+            assert data.public.norm_bound is not None
+            given = self.loss_parameter
+            threshold = float(given) if given is not None and is_positive(given) else DEFAULT_THRESHOLD
             arguments["max_grad_norm"] = data.public.norm_bound * threshold
         return {"model": _REGRESSIONS[self.loss], **arguments}
 

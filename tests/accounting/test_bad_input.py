@@ -390,3 +390,13 @@ def test_roots_come_without_scipys_error() -> None:
     """Brent's method stops after 100 turns by default; from 1 to 1e-200 it needs more."""
     found = conversions.find_root(lambda x: math.log(max(x, 1e-320)) + 460.0, 0.0, 1.0, xtol=1e-300, rtol=1e-14)
     assert found == pytest.approx(math.exp(-460.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("digits", ["1e-400", "-4.2E-999", "0.00001e-330"])
+def test_a_ledgers_number_never_vanishes(digits: str) -> None:
+    """A charge that is not 0 must not be read as 0."""
+    from dpml.accounting.ledger import strict_json
+
+    with pytest.raises(ValueError, match="not a number that can be used"):
+        strict_json(f'{{"epsilon": {digits}}}')
+    assert strict_json('{"a": 0.0, "b": 0e5, "c": 5e-324, "d": 0}') == {"a": 0.0, "b": 0.0, "c": 5e-324, "d": 0}

@@ -224,3 +224,28 @@ def test_row_norms(monkeypatch):
     expected = [np.linalg.norm(row) for row in x]
     assert solver.row_norms(x) == pytest.approx(expected)
     assert solver.row_norms(sparse.csr_array(x)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("root", [1e-3, 0.4, 1.0, 3.0, 1e6])
+@pytest.mark.parametrize("power", [1, 3])
+def test_the_length_of_a_step_stays_before_the_root_of_the_slope(root, power):
+    """Then φ' < 0 up to there, so J has decreased; and most of the way is gone."""
+
+    def slope(t):
+        return (t / root - 1.0) ** power
+
+    length = newton.before_root(slope, slope(0.0), slope(1.0))
+    assert 0.0 < length <= root
+    assert slope(length) >= newton.LOOSE * slope(0.0)
+
+
+def test_sharp_joints_and_hardly_any_regularisation():
+    """Random problems whose Newton steps overshoot by far: every one is solved, none by luck of a loose tolerance."""
+    rng = np.random.default_rng(7)
+    for loss in (SmoothedHinge(0.002), Huber(0.05), Huber(0.001)):
+        for _ in range(15):
+            x = rng.normal(size=(60, 8)) * np.geomspace(1.0, 0.01, 8)
+            x /= np.linalg.norm(x, axis=1, keepdims=True)
+            y, b = np.where(rng.random(60) < 0.5, 1.0, -1.0), rng.normal(size=8)
+            found = erm.minimise(x, y, 1e-4, linear=b, loss=loss)
+            assert np.linalg.norm(general_gradient(loss, found.theta, x, y, 1e-4, b)) <= 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,17 @@ def check_saved_files_hold_no_diagnostics(folder: Path) -> None:
         assert word not in content
 
 
+def check_pickles_hold_no_diagnostics() -> None:
+    X, y = binary_task(50)
+    model = est.DPLogisticRegression(1.0, classes=["no", "yes"], **DECLARED).fit(np.vstack([X, X * np.nan]), [*y, *y])
+    assert "not_finite" in str(model.result_.private)  # the check is not vacuous
+    content = pickle.dumps(model)
+    assert b"not_finite" not in content
+    again = pickle.loads(content)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    assert again.result_.guarantee == model.guarantee_
+
+
 # ------------------------------------------------------------------------------------------------------- the tests
 
 
@@ -148,6 +160,7 @@ def test_boundary(tmp_path: Path) -> None:
     check_public_attributes_are_equal_for_neighbours()
     check_the_encoder_learns_nothing()
     check_saved_files_hold_no_diagnostics(tmp_path / "saved")
+    check_pickles_hold_no_diagnostics()
 
 
 def test_grid_search_works() -> None:
@@ -256,3 +269,9 @@ def test_planted_diagnostics_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(base, "write_estimator", leaking)
     with pytest.raises(AssertionError):
         check_saved_files_hold_no_diagnostics(tmp_path / "saved")
+
+
+def test_planted_diagnostics_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(base.PrivateEstimator, "__getstate__")
+    with pytest.raises(AssertionError):
+        check_pickles_hold_no_diagnostics()

@@ -166,9 +166,10 @@ def test_three_classes_one_against_the_rest(method: str) -> None:
     assert model.guarantee_.epsilon <= 10.0
 
 
-def test_three_classes_by_dp_sgd_are_one_softmax_model() -> None:
+@pytest.mark.parametrize("method", ["dp_gd", "dp_sgd"])
+def test_three_classes_by_descent_are_one_softmax_model(method: str) -> None:
     X, y = three_class_task()
-    model = DPLogisticRegression(10.0, method="dp_sgd", classes=[10, 20, 30], **DECLARED).fit(X, y)
+    model = DPLogisticRegression(10.0, method=method, classes=[10, 20, 30], **DECLARED).fit(X, y)
     assert model.model_.kind == "softmax"
     assert model.coef_.shape == (3, 2)
     assert model.score(X, y) > 0.9

@@ -41,6 +41,10 @@ def _array_api_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # else scikit-learn skips the check with array API dispatch turned on
 
 
-@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
+# as a list: scikit-learn 1.6 hands over a generator, which newer versions of pytest refuse
+CHECKS = parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures).mark
+
+
+@pytest.mark.parametrize(CHECKS.args[0], list(CHECKS.args[1]), **CHECKS.kwargs)
 def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)

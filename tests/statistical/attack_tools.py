@@ -148,14 +148,14 @@ def cuts(s, pair, points):
     return np.unique(np.concatenate(parts))
 
 
-def log_masses(s, data, theta):
-    """ln of the probabilities of the cells between the cuts ``theta`` and beyond them."""
-    u = np.concatenate([[np.inf], linear_term(s, data, theta) / s.scale, [-np.inf]])
+def log_masses(law, b):
+    """ln of the probabilities of the cells between falling ``b`` (in units of the scale), and beyond them."""
+    u = np.concatenate([[np.inf], b, [-np.inf]])
     high, low = u[:-1], u[1:]
     turn = low > 0  # both on the right: the tails on the right are the exact ones
     high, low = np.where(turn, -low, high), np.where(turn, -high, low)  # now low < high, mostly on the left
     with np.errstate(divide="ignore", invalid="ignore"):
-        if s.law == "normal":
+        if law == "normal":
             return np.log(np.maximum(ndtr(high) - ndtr(low), 0.0))
         left = high + np.log(-np.expm1(np.where(np.isinf(low), -np.inf, low - high))) - math.log(2)
         across = np.log(np.maximum(1 - 0.5 * np.exp(-np.abs(high)) - 0.5 * np.exp(-np.abs(low)), 0.0))
@@ -169,10 +169,14 @@ def excess(p, q, epsilon):
     return max(float(np.maximum(one - factor * two, 0).sum()), float(np.maximum(two - factor * one, 0).sum()))
 
 
+def signed_log_ratios(p, q):
+    """(max ln P/Q, max ln Q/P) over the cells."""
+    seen = np.minimum(p, q) > -60
+    return float((p[seen] - q[seen]).max()), float((q[seen] - p[seen]).max())
+
+
 def largest_log_ratio(p, q):
-    """Over cells that are wide enough for their probabilities to be exact."""
-    seen = (np.minimum(p, q) > -60) & np.isfinite(p) & np.isfinite(q)
-    return float(np.abs(p - q)[seen].max())
+    return max(signed_log_ratios(p, q))
 
 
 def label(s, v):
@@ -207,20 +211,21 @@ def neighbours(s, v):
     return (data, one) if s.relation == "add_remove" else (data.plus(length(s, v[6]), label(s, v[7])), one)
 
 
-CORNERS = [
-    np.array([pull, 0.0, 0.0, 0.0, side, target, other, other_target])
-    for pull in (0.1, 0.25, 0.5, 0.75, 0.9)
-    for side in (1.0,)
-    for target in (0.0, 1.0)
-    for other in (0.0, 1.0)
-    for other_target in (0.0, 0.5, 1.0)
-]
+def corners(relation):
+    """Pulls both ways, none and middling, long records with both targets, replaced by their opposite or by none."""
+    others = [(0.0, 0.0)] if relation == "add_remove" else [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0)]
+    return [
+        np.array([pull, 0.0, 0.0, 0.0, 1.0, target, *other])
+        for pull in (0.1, 0.25, 0.5, 0.75, 0.9)
+        for target in (0.0, 1.0)
+        for other in others
+    ]
 
 
-def climb(value, size, corners=(), draws=60, seed=0, rounds=(0.15, 0.05, 0.015), kept=3, steps=8):
+def climb(value, size, starts=(), draws=40, seed=0, rounds=(0.15, 0.05, 0.015), kept=3, steps=6):
     """Largest ``value(v)`` found over v in [0, 1]^size."""
     rng = np.random.default_rng(seed)
-    found = [(value(v), tuple(v)) for v in [*corners, *rng.random((draws, size))]]
+    found = [(value(v), tuple(v)) for v in [*starts, *rng.random((draws, size))]]
     for spread in rounds:
         found = sorted(found, reverse=True)[:kept]
         for _, v in list(found):
@@ -237,15 +242,15 @@ def laws(s, pair, points=161):
         for _ in range(2):
             b = linear_term(s, data, theta) / s.scale
             theta = theta[np.append(True, np.abs(np.diff(b)) > NARROW)]
-    return tuple(log_masses(s, data, theta) for data in pair)
+    return tuple(log_masses(s.law, linear_term(s, data, theta) / s.scale) for data in pair)
 
 
 def worst_delta(s, epsilon, points=161, **search):
-    return climb(lambda v: excess(*laws(s, neighbours(s, v), points), epsilon), 8, CORNERS, **search)[0]
+    return climb(lambda v: excess(*laws(s, neighbours(s, v), points), epsilon), 8, corners(s.relation), **search)[0]
 
 
 def worst_log_ratio(s, points=161, **search):
-    return climb(lambda v: largest_log_ratio(*laws(s, neighbours(s, v), points)), 8, CORNERS, **search)[0]
+    return climb(lambda v: largest_log_ratio(*laws(s, neighbours(s, v), points)), 8, corners(s.relation), **search)[0]
 
 
 # ------------------------------------------------------------------------------- one against the rest: products
@@ -254,8 +259,7 @@ def worst_log_ratio(s, points=161, **search):
 def class_neighbours(s, v):
     """For each of K problems the two data sets, from v in [0, 1]^(K+4): a pull for each, the records.
 
-    Short rows of class c add s_c to problem c and take it from the others, so any pulls t can be had:
-    s_c = (t_c − Σt/(2 − K)·…)/2, solved below."""
+    Short rows of class c add s_c to the force on problem c and take it from the others: t = (2I − 11ᵀ) s can be any."""
     k = s.problems
     pulls = np.array([force(s, u) for u in v[:k]])
     by_class = np.linalg.solve(2 * np.eye(k) - np.ones((k, k)), pulls)
@@ -284,13 +288,9 @@ def product_delta(s, v, epsilon, points):
 
 
 def product_log_ratio(s, v, points):
-    return sum(largest_signed(*laws(s, pair, points)) for pair in class_neighbours(s, v))
-
-
-def largest_signed(p, q):
-    """max ln P/Q, one direction: products add it up."""
-    seen = (np.minimum(p, q) > -60) & np.isfinite(p) & np.isfinite(q)
-    return float((p - q)[seen].max())
+    """Largest ln P/Q of the product: the sum of the problems' largest, in one direction or the other."""
+    both = [signed_log_ratios(*laws(s, pair, points)) for pair in class_neighbours(s, v)]
+    return max(sum(up for up, _ in both), sum(down for _, down in both))
 
 
 def class_corners(k):
@@ -372,7 +372,7 @@ def delta_2d(s, pair, epsilon, points):
 def worst_delta_2d(s, epsilon, coarse=61, fine=301, **search):
     """Searched on a coarse grid, the worst computed on a fine one."""
     arguments = {"draws": 60, "kept": 2, "steps": 6, **search}
-    _, v = climb(lambda v: delta_2d(s, neighbours_2d(s, np.array(v)), epsilon, coarse), 9, CORNERS_2D, **arguments)
+    _, v = climb(lambda v: delta_2d(s, neighbours_2d(s, np.array(v)), epsilon, coarse), 9, corners_2d(s.relation), **arguments)
     return delta_2d(s, neighbours_2d(s, np.array(v)), epsilon, fine)
 
 
@@ -388,14 +388,18 @@ def log_ratio_2d(s, v):
     return abs(p - q)
 
 
-# pull and record along one axis; for replace_one two records nearly across the pull, which makes both slopes extreme
-CORNERS_2D = [
-    np.array([pull, 0.0, first, target, 1.0, second, other, 1.0, 0.0])
-    for pull in (0.08, 0.92)
-    for first, second in ((0.0, 0.5), (0.25, 0.75), (0.23, 0.77), (0.27, 0.73), (0.2, 0.8))
-    for target in (0.0, 1.0)
-    for other in (0.0, 1.0)
-]
+def corners_2d(relation):
+    """Pull and records along one axis; for replace_one also two records nearly across the pull: both slopes extreme."""
+    pairs = [(0.0, 0.5), (0.25, 0.75), (0.27, 0.73), (0.23, 0.27)]
+    targets = [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)]
+    if relation == "add_remove":
+        pairs, targets = [(0.0, 0.0), (0.25, 0.0), (0.27, 0.0)], [(0.0, 0.0), (1.0, 0.0)]
+    return [
+        np.array([pull, 0.0, first, target, 1.0, second, other, 1.0, 0.0])
+        for pull in (0.08, 0.92)
+        for first, second in pairs
+        for target, other in targets
+    ]
 
 
 # ------------------------------------------------------------------------------------------- the attack on a plan
@@ -417,8 +421,8 @@ def attack(plan, **search):
         return product_delta(s, np.array(v), epsilon, 101) / delta
     if plan.n_features == 2:
         if delta == 0:
-            corners = [np.append(v, [at, 0.5]) for v in CORNERS_2D for at in (0.17, 0.5, 0.83)]
-            return climb(lambda v: log_ratio_2d(s, np.asarray(v)), 11, corners, **search)[0] / epsilon
+            starts = [np.append(v, [at, 0.5]) for v in corners_2d(s.relation) for at in (0.17, 0.5, 0.83)]
+            return climb(lambda v: log_ratio_2d(s, np.asarray(v)), 11, starts, **search)[0] / epsilon
         return worst_delta_2d(s, epsilon, **search) / delta
     if delta == 0:
         return worst_log_ratio(s, **search) / epsilon
@@ -433,7 +437,7 @@ def attack_accountant(atom_delta, s, epsilons, **search):
         p, q = laws(s, neighbours(s, v))
         return max(excess(p, q, epsilon) / bound for epsilon, bound in zip(epsilons, bounds, strict=True))
 
-    return climb(value, 8, CORNERS, **search)[0]
+    return climb(value, 8, corners(s.relation), **search)[0]
 
 
 def swapped(plan, relation):
