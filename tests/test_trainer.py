@@ -270,7 +270,7 @@ def test_bad_data_declarations_are_refused_before_reading(monkeypatch: pytest.Mo
     three = PrivateData.from_arrays(np.zeros((5, 2)), [0, 1, 2, 0, 1], norm_bound=1.0, classes=[0, 1, 2], n_declared=5)
     with pytest.raises(ConfigError, match="two classes"):
         PrivateTrainer(epsilon=1.0, delta=1e-3, method="dp_gd").fit(three)
-    with pytest.raises(ConfigError, match="does not fit the target.*ridge, huber|does not fit the target"):
+    with pytest.raises(ConfigError, match="does not fit the target"):
         PrivateTrainer(model="ridge", epsilon=1.0, delta=1e-3).fit(three)
     free = PrivateData.from_arrays(np.zeros((5, 2)), [0, 1, 1, 0, 1], norm_bound=None, classes=[0, 1], n_declared=5)
     with pytest.raises(ConfigError, match="norm_bound"):

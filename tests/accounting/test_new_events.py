@@ -599,7 +599,7 @@ def test_what_has_no_proof_is_refused_by_name(event, accountant, relation, messa
 
 @pytest.mark.parametrize("relation", [AR, RO])
 def test_selection_among_objective_perturbations_uses_their_renyi_bound(relation):
-    """Papernot & Steinke 2022, Theorem 2, on the bound on the loss (it needs Rényi divergences in both directions only).
+    """Papernot & Steinke 2022, Theorem 2, on the loss bound (Rényi divergences in both directions).
 
     ε'(α) = ε(α) + min over α̂ of [(1+η)(1−1/α̂)ε(α̂) + (1+η) ln(1/γ)/α̂] + ln E[K]/(α−1), over a grid of orders here.
     """
