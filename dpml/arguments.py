@@ -82,6 +82,8 @@ def check_arguments(trainer: PrivateTrainer) -> None:
             f"dataset_ledger = {str(trainer.dataset_ledger)!r} needs a cap: set dataset_epsilon and dataset_delta, the "
             "most that all runs on this data set may spend together."
         )
+    if not all(isinstance(note, str) and note for note in trainer.assumptions):
+        raise invalid("assumptions", trainer.assumptions, "a list of sentences")
     one_of("dataset_filter", trainer.dataset_filter, CAP_FILTERS)
     if trainer.dataset_ledger is None and (caps != (None, None) or trainer.dataset_filter != "basic"):
         raise ConfigError(

@@ -44,6 +44,9 @@ METHODS_OF: dict[str, tuple[str, ...]] = {
 REGRESSION_NORM = 5.0
 """R where none is given, for a target scaled to [−1, 1]; ``adassp`` and ridge's ``output`` have their own."""
 
+MOST_FEATURES = 20_000
+"""Largest d of methods that hold a dense d × d matrix (3.2 GB)."""
+
 LINEAR_METHODS = ("objective", "output", "dp_gd", "adassp")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "objective": erm.OBJECTIVE_VARIANTS,
@@ -88,6 +91,12 @@ def check_linear(trainer: PrivateTrainer, public: PublicInfo, method: str) -> No
     """What the declared data must have; nothing is read."""
     if public.norm_bound is None:
         raise ConfigError(f"method = {method!r} needs norm_bound, a public bound on the L2 norm of a record.")
+    if public.n_features > MOST_FEATURES and (method == "adassp" or (trainer.model, method) == ("ridge", "output")):
+        raise ConfigError(
+            f"method = {method!r} with model = {trainer.model!r} makes a matrix of n_features × n_features, and the "
+            f"data have {public.n_features:,} features: up to {MOST_FEATURES:,} are allowed. Use method='dp_gd', which "
+            "needs none."
+        )
     if trainer.model == "linear_svm" and len(public.classes) > 2 and method == "dp_gd":
         raise _two_classes(trainer, public, "method='objective' or 'output' trains one problem a class")
     if trainer.model == "logreg" and len(public.classes) > 2 and method == "dp_gd":

@@ -282,9 +282,11 @@ def network_of(trainer: PrivateTrainer, public: PublicInfo) -> torch.nn.Module:
 def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str) -> tuple[str, ...]:
     if method == "nonprivate":
         return ("no privacy: trained without noise on data declared public",)
+    fixed = "schema, classes, bounds and n_declared were fixed without looking at the records"
     notes = [
         f"each individual contributes at most one record; neighbours differ by {trainer.neighboring_relation}",
-        "schema, classes, bounds and n_declared were fixed without looking at the records",
+        fixed + (", except for what follows" if trainer.assumptions else ""),
+        *trainer.assumptions,
     ]
     if trainer.noise_source is not None and not trainer.noise_source.secret:
         notes.append("NOT PRIVATE: the noise source is not secret (tests only)")

@@ -113,6 +113,7 @@ class PrivateTrainer:
         dataset_ledger, dataset_epsilon, dataset_delta: file and cap that add up all runs on one data set.
         dataset_filter: how they add up: "basic" (Σε, Σδ), or "zcdp" or "renyi" (privacy filters over the runs' events,
             which let more runs under the same cap); fixed by the first run of a file.
+        assumptions: what the caller takes for granted beside the usual, one sentence each; stands in the guarantee.
         compare_nonprivate: on public data, also fit the linear model without privacy.
 
     Raises:
@@ -154,6 +155,7 @@ class PrivateTrainer:
         compare_nonprivate: bool = True,
         variant: str = "default",
         loss_parameter: float | None = None,
+        assumptions: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.method = method
@@ -172,6 +174,7 @@ class PrivateTrainer:
         self.regularization = regularization
         self.variant = variant
         self.loss_parameter = loss_parameter
+        self.assumptions = tuple(assumptions)
         self.hidden = tuple(hidden)
         self.loss = loss
         self.micro_batch_size = micro_batch_size

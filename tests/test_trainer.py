@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import sparse
 from small_tables import people, write_people
 
 from dpml import PrivateData, PrivateTrainer, accounting, load
@@ -532,3 +533,20 @@ def test_public_signatures_are_frozen() -> None:
     ]  # fmt: skip
     assert list(inspect.signature(PrivateTrainer.fit).parameters) == ["self", "data", "progress", "config", "command"]
     assert list(inspect.signature(load).parameters) == ["folder", "module"]
+
+
+def test_a_dense_matrix_of_very_many_features_is_refused_before_it_is_made() -> None:
+    X = sparse.csr_array((3, 30_000))
+    data = PrivateData.from_arrays(X, [0.1, 0.2, 0.3], norm_bound=1.0, target_bounds=(0, 1), n_declared=1000)
+    for method in ("adassp", "output"):
+        with pytest.raises(ConfigError, match=r"30,000 features: up to 20,000.*dp_gd"):
+            PrivateTrainer(model="ridge", method=method, epsilon=1.0).plan(data)
+    assert PrivateTrainer(model="ridge", method="dp_gd", epsilon=1.0).plan(data).method == "dp_gd"
+
+
+def test_the_callers_assumptions_stand_in_plan_and_guarantee() -> None:
+    result = trainer(assumptions=["labels come from a public register"]).fit(small())
+    assert "labels come from a public register" in result.guarantee.assumptions
+    assert "labels come from a public register" in result.plan.to_dict()["guarantee"]["assumptions"]
+    with pytest.raises(ConfigError, match="assumptions"):
+        trainer(assumptions=[1])

@@ -81,11 +81,9 @@ class PrivateEstimator(BaseEstimator):
             add_constant=self._adds_constant(),
             **facts,
         )
-        trainer = PrivateTrainer(**self._trainer_arguments(data))
-        result = trainer.fit(data)
-        guarantee = replace(result.guarantee, assumptions=(*result.guarantee.assumptions, *notes))
-        self.result_ = replace(result, guarantee=guarantee)
-        self._publish(result.model, guarantee)
+        trainer = PrivateTrainer(**self._trainer_arguments(data), assumptions=notes)
+        self.result_ = trainer.fit(data)
+        self._publish(self.result_.model, self.result_.guarantee)
         return self
 
     def _ask_for_missing(self) -> None:

@@ -97,11 +97,11 @@ def test_census_income(tmp_path: Path) -> None:
     census_frame(20).to_parquet(tmp_path / "test.parquet")
     data = PrivateData.census_income(tmp_path)
     records = data.load(FixedNoise(0))
-    assert data.public.n_features == 566
+    assert data.public.n_features == 347
     assert data.public.n_declared == 199_523
     assert data.public.test_is_public
-    assert records.X.shape == (60, 566)
-    assert records.X_test.shape == (20, 566)  # type: ignore[union-attr]
+    assert records.X.shape == (60, 347)
+    assert records.X_test.shape == (20, 347)  # type: ignore[union-attr]
     assert records.private_notes["train"]["columns"] == {}
     money = [c.name for c in data.encoder.schema.features if isinstance(c, NumericColumn) and c.scale == "log1p"]  # type: ignore[union-attr]
     assert money == ["wage-per-hour", "capital-gains", "capital-losses", "dividends-from-stocks"]

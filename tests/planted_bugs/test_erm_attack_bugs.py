@@ -47,7 +47,9 @@ def output_plan(loss="smoothed_hinge", relation="add_remove", **changes):
     arguments.setdefault("regularization", 3.0 * arguments["norm_bound"] ** 2)
     if arguments.get("noise") == "gamma":
         arguments["delta"] = 0.0
-    return output.plan_output(loss=loss, loss_parameter=PARAMETERS.get(loss), neighboring_relation=relation, **arguments)
+    return output.plan_output(
+        loss=loss, loss_parameter=PARAMETERS.get(loss), neighboring_relation=relation, **arguments
+    )
 
 
 def found(attack, make):
@@ -115,7 +117,9 @@ def test_the_accountants_jacobian(variant, loss, relation, monkeypatch):
         assert found(tools.attack, make)
 
 
-@pytest.mark.parametrize(("variant", "relation"), [("pure", "add_remove"), ("pure", "replace_one"), ("default", "add_remove")])
+@pytest.mark.parametrize(
+    ("variant", "relation"), [("pure", "add_remove"), ("pure", "replace_one"), ("default", "add_remove")]
+)
 def test_curvature_of_the_hinge_taken_from_logistic_loss(variant, relation, monkeypatch):
     """1/4 instead of 1/(2h) = 1; λ is as small as that allows."""
     make = lambda: plan(variant, "smoothed_hinge", relation, share=0.95)  # noqa: E731
@@ -128,9 +132,7 @@ def test_no_jacobian_price_below_its_lambda(monkeypatch):
     """The theorem of logistic loss, used for λ = R/ε with R = 12 instead of R²/ε (R forgot its square)."""
     make = lambda: plan(norm_bound=12.0)  # noqa: E731
     assert not found(tools.attack, make)
-    monkeypatch.setattr(
-        objective, "objective_lambda", lambda *, norm_bound, epsilon, **rest: norm_bound / epsilon
-    )
+    monkeypatch.setattr(objective, "objective_lambda", lambda *, norm_bound, epsilon, **rest: norm_bound / epsilon)
     monkeypatch.setattr(accountant, "jacobian_constant", lambda atom: 0.0)
     assert found(tools.attack, make)
 
@@ -349,6 +351,7 @@ def test_gamma_noise_of_one_degree_less(relation, dimensions, monkeypatch):
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_ball_radius_forgotten_in_ridge(relation, monkeypatch):
     """L = R(R S + 1) taken as R."""
+
     def make():
         return ball.plan_output_ridge(
             n_declared=1, n_features=1, epsilon=1.0, delta=1e-5, neighboring_relation=relation, norm_bound=2.0,

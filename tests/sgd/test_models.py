@@ -10,8 +10,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from dpml import sgd
+from dpml.erm.losses import Huber, Logistic, Squared, softmax_constants
 from dpml.errors import ConfigError, ModelError
 from dpml.mechanisms import FixedNoise
+from dpml.sgd.planning import CURVATURE
 
 
 @pytest.mark.parametrize(
@@ -206,3 +208,27 @@ def test_seeds_and_widths_out_of_range_are_named(change, match):
 def test_the_largest_seed_and_width_are_allowed():
     model = sgd.build_model("mlp", 1, 2, hidden=(65536,), seed=2**63 - 1)
     assert sum(p.numel() for p in model.parameters()) == 65536 * 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference"),
+    [(sgd.RegressionLoss(), Squared()), (sgd.RegressionLoss(0.1), Huber(0.1)), (sgd.RegressionLoss(1.5), Huber(1.5))],
+    ids=["squared", "huber", "wide huber"],
+)
+def test_regression_losses_are_those_of_private_erm(ours, reference):
+    scores, targets = np.linspace(-3, 3, 61), np.tile([-1.0, 0.25, 1.0], 21)[:61]
+    z = torch.tensor(scores, dtype=torch.float64, requires_grad=True)
+    losses = ours(z.reshape(-1, 1), torch.tensor(targets))
+    assert losses.shape == (61,)
+    assert losses.detach().numpy() == pytest.approx(reference.value(scores, targets), abs=1e-12)
+    losses.sum().backward()
+    assert z.grad.numpy() == pytest.approx(reference.slope(scores, targets), abs=1e-12)
+
+
+def test_the_rate_cap_knows_each_linear_losses_curvature():
+    """Largest second derivative in the scores: by definition for one score, Popoviciu's 1/2 for softmax."""
+    losses = {"logreg": Logistic(), "ridge": Squared(), "huber": Huber(0.2)}
+    for name, loss in losses.items():
+        assert loss.curvature_bound == CURVATURE[name]
+    assert softmax_constants(1.0, 3).smoothness == CURVATURE["softmax"]
+    assert set(CURVATURE) == {*losses, "softmax"}

@@ -64,9 +64,7 @@ def gaussian_std(plan, before=0):
     """Smallest standard deviation of the release in any direction, from unit draws after ``before`` other draws."""
     still = fit(plan, *nobody(plan))
     first = [None] * before
-    columns = [
-        (fit(plan, *nobody(plan), Scripted(*first, unit)) - still).ravel() for unit in np.eye(still.size)
-    ]
+    columns = [(fit(plan, *nobody(plan), Scripted(*first, unit)) - still).ravel() for unit in np.eye(still.size)]
     return float(np.linalg.svd(np.array(columns), compute_uv=False)[-1])
 
 

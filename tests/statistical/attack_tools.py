@@ -73,9 +73,7 @@ class Data:
     weights: Any
 
     def plus(self, x, y, weight=1.0):
-        return Data(
-            np.concatenate([self.x, [x]]), np.append(self.y, float(y)), np.append(self.weights, float(weight))
-        )
+        return Data(np.concatenate([self.x, [x]]), np.append(self.y, float(y)), np.append(self.weights, float(weight)))
 
 
 NOBODY = Data(np.zeros(0), np.zeros(0), np.zeros(0))
@@ -372,7 +370,9 @@ def delta_2d(s, pair, epsilon, points):
 def worst_delta_2d(s, epsilon, coarse=61, fine=301, **search):
     """Searched on a coarse grid, the worst computed on a fine one."""
     arguments = {"draws": 60, "kept": 2, "steps": 6, **search}
-    _, v = climb(lambda v: delta_2d(s, neighbours_2d(s, np.array(v)), epsilon, coarse), 9, corners_2d(s.relation), **arguments)
+    _, v = climb(
+        lambda v: delta_2d(s, neighbours_2d(s, np.array(v)), epsilon, coarse), 9, corners_2d(s.relation), **arguments
+    )
     return delta_2d(s, neighbours_2d(s, np.array(v)), epsilon, fine)
 
 
