@@ -79,8 +79,7 @@ def holdout_score(model: PrivateModel, holdout: Records) -> float:
     """Σ (1[right] − 1/2) over the hold-out: ranks like the count of right answers, and one record adds ±1/2."""
     if holdout.X.shape[0] == 0:
         return 0.0
-    picked = np.nan_to_num(model.probabilities(holdout.X), nan=0.0).argmax(axis=1)
-    return float(np.where(picked == holdout.y, 0.5, -0.5).sum())
+    return float(np.where(model.predictions(holdout.X) == holdout.y, 0.5, -0.5).sum())
 
 
 def noisy_score(score: float, plan: SearchPlan, noise: NoiseSource) -> float:

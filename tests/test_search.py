@@ -461,3 +461,18 @@ def test_progress_goes_to_the_custodian() -> None:
     found = make(mechanism="exponential").fit(small(), progress=lambda *a: seen.append(a))
     assert [a[:2] for a in seen] == [(1, 3), (2, 3), (3, 3)]
     assert {a[2] for a in seen} == {found.plan_.guarantee.epsilon}
+
+
+@pytest.mark.parametrize("mechanism", ["repeat", "exponential"])
+def test_linear_svm_is_scored_by_its_decisions(mechanism):
+    """A model without probabilities can be searched over; on an easy task the winner is right on most test records."""
+    search = PrivateSearch(
+        {"solution_norm": [5.0, 15.0]},
+        {"model": "linear_svm", "method": "output"},
+        epsilon=50.0,
+        delta=1e-5,
+        mechanism=mechanism,
+        holdout=0.2,
+    ).fit(PrivateData.synthetic(n=3000, d=3))
+    assert search.best_model_.kind == "linear_svm"
+    assert search.result_.metrics["accuracy"] > 0.75
