@@ -67,7 +67,7 @@ def _excess(atom: ObjectivePerturbation, a: float, h: float, relation: str) -> f
     if relation == ADD_REMOVE and is_monotone(atom):  # E e^{−W} = 2Φ(−a/2)
         return _profile(h, a) if h >= 0 else 1 - 2 * math.exp(h) * float(special.ndtr(-a / 2))
     if relation == ADD_REMOVE:  # W = a²/2 + |Z| ≥ a²/2, E e^{−W} = 2Φ(−a)
-        return 2 * _profile(h, a) if h >= a * a / 2 else 1 - 2 * math.exp(h) * float(special.ndtr(-a))
+        return 2 * _profile(h, a) if h >= a * a / 2 else -math.expm1(math.log(2) + h + float(special.log_ndtr(-a)))
     if h >= 0:
         return min(1.0, math.fsum(count * _profile(h, m) for count, m in _components(atom, a)))
     # E(1 − e^{h−W}) = 1 − e^h(1 − E(1 − e^{−W})) as W ≥ 0

@@ -34,6 +34,7 @@ from dpml.accounting import (
     calibrate,
     gaussian_noise_multiplier,
 )
+from dpml.accounting import epsilon as accounting_epsilon
 from dpml.erm import published
 from dpml.erm.losses import GlmLoss, LossConstants, make_loss, require
 from dpml.erm.problems import problem_count, problem_targets, solve_all, weight_shape
@@ -213,7 +214,11 @@ def plan_objective(
         else:
             noise_std, lambda_sum = _published_noise(task, given, variant)
         event = task.event(noise_std, lambda_sum)
-    tolerance = solver_tolerance(norm_bound, n_declared)
+    if variant != "default":
+        _check_promise(event, epsilon, delta, neighboring_relation, accountant, variant)
+    tolerance = solver_tolerance(
+        norm_bound, n_declared, lipschitz=constants.lipschitz, linear=noise_std * math.sqrt(n_features)
+    )
     slack = math.sqrt(task.problems) * approximation_slack(tolerance, lambda_sum)
     size = n_features * task.problems
     return ObjectivePlan(
@@ -239,6 +244,18 @@ def plan_objective(
         n_classes=n_classes,
         variant=variant,
     )
+
+
+def _check_promise(event: Event, epsilon: float, delta: float, relation: str, accountant: str, variant: str) -> None:
+    """A calibration that is not the accountant's own must satisfy the accountant that will report it."""
+    found = accounting_epsilon(event, delta, accountant=accountant, neighboring_relation=relation)
+    if not found <= epsilon * (1.0 + 1e-12):
+        raise errors.invalid(
+            "accountant",
+            accountant,
+            f"one that bounds variant={variant!r} by epsilon = {epsilon:g} here; this one gives {found:.6g}",
+            "Use accountant='best' or variant='default'.",
+        )
 
 
 def _check_relation(variant: str, relation: str) -> None:

@@ -180,7 +180,7 @@ def plan_output(
         changed=changed,
         constants=constants,
     )
-    tolerance = solver_tolerance(norm_bound, n_declared)
+    tolerance = solver_tolerance(norm_bound, n_declared, lipschitz=constants.lipschitz)
     sensitivity = joint * output_sensitivity(
         norm_bound=norm_bound,
         lambda_sum=lambda_sum,

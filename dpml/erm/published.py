@@ -15,6 +15,8 @@ from dpml import errors
 from dpml.accounting import ADD_REMOVE, REPLACE_ONE, gaussian_noise_multiplier
 from dpml.accounting.conversions import gaussian_log_delta
 
+MOST_GROWTH = 300  # of λ by 5 %: two million times, where c₀ is nothing beside ε
+
 
 def cms11(epsilon: float, lambda_sum: float, lipschitz: float, smoothness: float) -> tuple[float, float, float]:
     """(ε', extra λ, noise scale) of Chaudhuri, Monteleoni & Sarwate 2011, Algorithm 2; pure ε under replace_one.
@@ -81,8 +83,10 @@ def redberg23(epsilon: float, delta: float, lipschitz: float, smoothness: float)
         raise errors.invalid("epsilon", epsilon, "a finite number > 0")
     enough = 1.3 * lipschitz * gaussian_noise_multiplier(epsilon, delta)
     lambda_sum = 2.0 * smoothness / epsilon
-    while True:
+    noise_std = math.inf
+    for _ in range(MOST_GROWTH):
         noise_std = redberg23_noise(epsilon, delta, lambda_sum, lipschitz, smoothness)
         if noise_std <= enough:
-            return noise_std, lambda_sum
+            break
         lambda_sum *= 1.05
+    return noise_std, lambda_sum  # at large δ no λ gets there: |Z| costs more than Z

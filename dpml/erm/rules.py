@@ -12,6 +12,7 @@ AUTO: Literal["auto"] = "auto"
 Regularization = float | str
 
 RELATIVE_TOLERANCE = 1e-6
+LINEAR_TOLERANCE = 1e-9  # of the linear term's norm
 LARGE_N = 1_000_000  # beyond it the rounding of a sum over the records asks for a larger tolerance
 
 
@@ -66,9 +67,14 @@ def sum_form(regularization: Regularization, n_declared: int) -> float | None:
     return float(regularization) * n_declared
 
 
-def solver_tolerance(norm_bound: float, n_declared: int) -> float:
-    """τ, the verified bound on the gradient norm in sum form; public, in units of one record's gradient bound."""
-    return RELATIVE_TOLERANCE * norm_bound * max(1.0, n_declared / LARGE_N)
+def solver_tolerance(norm_bound: float, n_declared: int, *, lipschitz: float = 0.0, linear: float = 0.0) -> float:
+    """τ, the verified bound on the gradient norm in sum form; public, in units of one record's gradient bound.
+
+    ``lipschitz`` counts where it is above ``norm_bound``, and of a linear term of norm about ``linear`` the share that
+    rounding may take.
+    """
+    unit = max(norm_bound, lipschitz) * max(1.0, n_declared / LARGE_N)
+    return max(RELATIVE_TOLERANCE * unit, LINEAR_TOLERANCE * linear)
 
 
 def approximation_slack(tolerance: float, lambda_sum: float) -> float:

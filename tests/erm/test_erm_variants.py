@@ -469,3 +469,41 @@ def test_margins_of_several_classes_use_sigmoids():
 
 def test_erm_exports_what_it_names():
     assert all(hasattr(erm, name) for name in erm.__all__)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-6, 1e-3), (0.01, 0.04), (1e-3, 1e-5)])
+def test_redberg23_ends_where_its_rule_cannot_be_met(epsilon, delta):
+    sigma, lambda_sum = published.redberg23(epsilon, delta, 1.0, 0.25)
+    assert math.isfinite(sigma)
+    assert published.redberg23_delta(epsilon, sigma, lambda_sum, 1.0, 0.25) <= delta
+
+
+def test_a_published_noise_that_the_accountant_does_not_confirm_is_refused_in_the_plan():
+    """Redberg's profile is tighter than the Rényi form at δ = 1e-3; the plan says so before anything is charged."""
+    checks.plan("objective", variant="redberg23", epsilon=0.1, delta=1e-3)
+    with pytest.raises(errors.ConfigError, match=r"accountant = 'rdp'.*redberg23.*accountant='best'"):
+        checks.plan("objective", variant="redberg23", epsilon=0.1, delta=1e-3, accountant="rdp")
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 800.0, 1e4])
+@pytest.mark.parametrize("loss", ["monotone", "general", "logistic"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_profiles_survive_tiny_noise(loss, relation, epsilon):
+    """a = 1000: losses of size a²/2 = 5e5; δ is 1 far below that, and nothing overflows."""
+    event = objective_event(1e-3, 10.0, loss)
+    assert accounting.delta(event, epsilon, neighboring_relation=relation) == pytest.approx(1.0)
+    assert 4e5 < accounting.epsilon(event, 1e-5, neighboring_relation=relation) <= math.inf
+
+
+@pytest.mark.parametrize("method", ["output", "objective"])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 1e4])
+@pytest.mark.parametrize(
+    "changes", [{"loss": "huber", "loss_parameter": 1e6}, {"loss": "huber"}, {}, {"norm_bound": 1e3}]
+)
+def test_extreme_scales_reach_their_verified_minimum(method, epsilon, changes):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 4))
+    x *= changes.get("norm_bound", 1.0) / np.linalg.norm(x, axis=1, keepdims=True)
+    y = np.sign(rng.normal(size=200))
+    a_plan = checks.plan(method, epsilon=epsilon, **changes)
+    assert np.isfinite(checks.fit(method, a_plan, x, y)).all()
