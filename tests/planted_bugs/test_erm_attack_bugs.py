@@ -1,5 +1,5 @@
-"""Planted bugs of private ERM that the *attacks* on tiny problems must find: one seam broken, the same attack then reports a
-violation (found ÷ promised above 1), and none when whole.  Nothing is random: no false alarms.
+"""Planted bugs of private ERM that the *attacks* on tiny problems must find: one seam broken, the same attack then
+reports a violation (found ÷ promised above 1), and none when whole.  Nothing is random: no false alarms.
 
 λ is chosen, where it is, so that the Jacobian constant takes most of ε: then a constant that is too small shows.
 """
@@ -7,6 +7,7 @@ violation (found ÷ promised above 1), and none when whole.  Nothing is random: 
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "statistical"))
 
 import attack_fits as fits
 import attack_tools as tools
+from attack_fits import PARAMETERS, output_plan, plan
 
 from dpml.accounting import objective as accountant
 from dpml.erm import ball, losses, objective, output, problems, published, rules
@@ -23,39 +25,15 @@ from dpml.erm import gradient_descent as gd
 
 VIOLATION = 1 + 1e-7
 N = 100
-PARAMETERS = {"logistic": None, "smoothed_hinge": 0.5, "huber": 0.1}
 NORM_GAMMA = sys.modules["dpml.mechanisms.norm_gamma"]
 
 
-def plan(variant="default", loss="logistic", relation="add_remove", *, parameter=None, share=None, **changes):
-    """A plan for one coefficient and rows up to 2; ``share``: of ε that the true ln(1 + β/λ) takes."""
-    arguments = {"n_declared": N, "n_features": 1, "epsilon": 1.0, "delta": 1e-5, "norm_bound": 2.0, **changes}
-    if variant in ("pure", "cms11"):
-        arguments["delta"] = 0.0
-    parameter = PARAMETERS[loss] if parameter is None else parameter
-    if share is not None:
-        budget = share * tools.SHARE * arguments["epsilon"]
-        curvature = tools.Loss(loss, parameter).largest_curvature * arguments["norm_bound"] ** 2
-        arguments["regularization"] = curvature / math.expm1(budget) / N
-    return objective.plan_objective(
-        **arguments, variant=variant, loss=loss, loss_parameter=parameter, neighboring_relation=relation
-    )
-
-
-def output_plan(loss="smoothed_hinge", relation="add_remove", **changes):
-    arguments = {"n_declared": 1, "n_features": 1, "epsilon": 1.0, "delta": 1e-5, "norm_bound": 2.0, **changes}
-    arguments.setdefault("regularization", 3.0 * arguments["norm_bound"] ** 2)
-    if arguments.get("noise") == "gamma":
-        arguments["delta"] = 0.0
-    return output.plan_output(
-        loss=loss, loss_parameter=PARAMETERS.get(loss), neighboring_relation=relation, **arguments
-    )
-
-
 def found(attack, make):
-    """Whether the attack on a freshly made plan reports a violation."""
-    result = attack(make())
-    return (result[0] if isinstance(result, tuple) else result) > VIOLATION
+    """Whether the attack on a freshly made plan reports a violation; sums in the plane are good to 1 %."""
+    a_plan = make()
+    result = attack(a_plan)
+    threshold = 1.01 if a_plan.n_features == 2 and a_plan.delta > 0 else VIOLATION
+    return (result[0] if isinstance(result, tuple) else result) > threshold
 
 
 def constants_times(monkeypatch, factor):
@@ -122,7 +100,7 @@ def test_the_accountants_jacobian(variant, loss, relation, monkeypatch):
 )
 def test_curvature_of_the_hinge_taken_from_logistic_loss(variant, relation, monkeypatch):
     """1/4 instead of 1/(2h) = 1; λ is as small as that allows."""
-    make = lambda: plan(variant, "smoothed_hinge", relation, share=0.95)  # noqa: E731
+    make = partial(plan, variant, "smoothed_hinge", relation, share=0.95)
     assert not found(tools.attack, make)
     monkeypatch.setattr(losses.SmoothedHinge, "curvature_bound", 0.25)
     assert found(tools.attack, make)
@@ -130,7 +108,7 @@ def test_curvature_of_the_hinge_taken_from_logistic_loss(variant, relation, monk
 
 def test_no_jacobian_price_below_its_lambda(monkeypatch):
     """The theorem of logistic loss, used for λ = R/ε with R = 12 instead of R²/ε (R forgot its square)."""
-    make = lambda: plan(norm_bound=12.0)  # noqa: E731
+    make = partial(plan, norm_bound=12.0)
     assert not found(tools.attack, make)
     monkeypatch.setattr(objective, "objective_lambda", lambda *, norm_bound, epsilon, **rest: norm_bound / epsilon)
     monkeypatch.setattr(accountant, "jacobian_constant", lambda atom: 0.0)
@@ -149,7 +127,7 @@ def event_with(monkeypatch, **wrong):
 def test_slope_of_huber_loss_forgotten(relation, dimensions, monkeypatch):
     """|ℓ'| ≤ 2 for threshold 2, accounted as 1.  (In one dimension two such records cannot both be extreme.)"""
     large = {"n_features": dimensions, "delta": 1e-3, "regularization": 0.2}
-    make = lambda: plan("default", "huber", relation, parameter=2.0, **large)  # noqa: E731
+    make = partial(plan, "default", "huber", relation, parameter=2.0, **large)
     assert not found(tools.attack, make)
     event_with(monkeypatch, slope_bound=1.0)
     assert found(tools.attack, make)
@@ -158,7 +136,7 @@ def test_slope_of_huber_loss_forgotten(relation, dimensions, monkeypatch):
 def test_general_loss_accounted_as_monotone(monkeypatch):
     """Huber's slope has both signs, so both tails of b give the record away: 2 H instead of H.  Seen where δ is large
     and c₀ small beside ε."""
-    make = lambda: plan("default", "huber", epsilon=17.5, delta=0.2, regularization=4.0 / 5 / N)  # noqa: E731
+    make = partial(plan, "default", "huber", epsilon=17.5, delta=0.2, regularization=4.0 / 5 / N)
     assert not found(tools.attack, make)
     event_with(monkeypatch, loss="monotone")
     assert found(tools.attack, make)
@@ -177,14 +155,14 @@ def test_general_loss_accounted_as_monotone(monkeypatch):
 )
 def test_noise_of_add_remove_for_replace_one(variant, loss, dimensions):
     """The relation swapped: a plan of one relation, used under the other."""
-    make = lambda: plan(variant, loss, n_features=dimensions, delta=1e-3, regularization=0.4)  # noqa: E731
+    make = partial(plan, variant, loss, n_features=dimensions, delta=1e-3, regularization=0.4)
     assert not found(tools.attack, make)
     assert found(tools.attack, lambda: tools.swapped(make(), "replace_one"))
 
 
 @pytest.mark.parametrize("loss", ["smoothed_hinge", "huber"])
 def test_calibrated_for_the_other_relation(loss, monkeypatch):
-    make = lambda: plan("default", loss, "replace_one", regularization=0.4)  # noqa: E731
+    make = partial(plan, "default", loss, "replace_one", regularization=0.4)
     assert not found(tools.attack, make)
     honest = objective.calibrate
     monkeypatch.setattr(
@@ -195,7 +173,7 @@ def test_calibrated_for_the_other_relation(loss, monkeypatch):
 
 @pytest.mark.parametrize("loss", ["smoothed_hinge", "huber"])
 def test_two_forgotten_in_the_pure_scale(loss, monkeypatch):
-    make = lambda: plan("pure", loss, "replace_one")  # noqa: E731
+    make = partial(plan, "pure", loss, "replace_one")
     assert not found(tools.attack, make)
     monkeypatch.setattr(objective, "changed_records", lambda relation: 1)
     assert found(tools.attack, make)
@@ -203,7 +181,7 @@ def test_two_forgotten_in_the_pure_scale(loss, monkeypatch):
 
 @pytest.mark.parametrize("loss", ["smoothed_hinge", "huber"])
 def test_two_forgotten_in_cms11(loss, monkeypatch):
-    make = lambda: plan("cms11", loss, "replace_one")  # noqa: E731
+    make = partial(plan, "cms11", loss, "replace_one")
     assert not found(tools.attack, make)
     honest = published.cms11
 
@@ -223,22 +201,13 @@ def test_two_forgotten_in_cms11(loss, monkeypatch):
 def test_each_class_with_the_whole_budget(variant, loss, monkeypatch):
     relation = "replace_one" if variant == "cms11" else "add_remove"
     large = {"regularization": 0.4, "delta": 1e-3}
-    make = lambda: plan(variant, loss, relation, n_classes=3, **large)  # noqa: E731
+    make = partial(plan, variant, loss, relation, n_classes=3, **large)
     assert not found(tools.attack, make)
     monkeypatch.setattr(objective, "problem_count", lambda *arguments: 1)
     assert found(tools.attack, make)
 
 
 # ------------------------------------------------------------------------------------------------------------ the fit
-
-
-def crowded(plan):
-    """4000 short rows with both labels along the last axis, and the same with a long row: without λ the short rows'
-    curvature is all there is, and the long one's is five times as much."""
-    rows = np.zeros((4000, plan.n_features))
-    rows[:, -1] = 0.015
-    data = rows, np.tile([1.0, -1.0], 2000)
-    return data, fits.with_record(data, plan.norm_bound * np.eye(plan.n_features)[-1], 1.0)
 
 
 def unregularised_last(monkeypatch):
@@ -254,18 +223,21 @@ def unregularised_last(monkeypatch):
     monkeypatch.setattr(problems, "minimise", wrong)
 
 
+def attack_crowded(a_plan):
+    return fits.attack_fit(a_plan, *fits.crowded(a_plan))
+
+
 def test_unregularised_intercept_in_objective_perturbation(monkeypatch):
-    make = lambda: plan(n_features=2, regularization=0.1, delta=1e-2)  # noqa: E731
-    attack = lambda a_plan: fits.attack_fit(a_plan, *crowded(a_plan))  # noqa: E731
-    assert not found(attack, make)
+    make = partial(plan, n_features=2, regularization=0.1, delta=1e-2)
+    assert not found(attack_crowded, make)
     unregularised_last(monkeypatch)
-    assert found(attack, make)
+    assert found(attack_crowded, make)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "smoothed_hinge", "huber"])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_unregularised_intercept_in_output_perturbation(loss, relation, monkeypatch):
-    make = lambda: output_plan(loss, relation, n_features=2)  # noqa: E731
+    make = partial(output_plan, loss, relation, n_features=2)
     assert not found(fits.attack_output, make)
     unregularised_last(monkeypatch)
     assert found(fits.attack_output, make)
@@ -275,7 +247,7 @@ def test_unregularised_intercept_in_output_perturbation(loss, relation, monkeypa
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_approximation_counted_once_in_output_perturbation(loss, relation, monkeypatch):
     """τ/λ instead of 2τ/λ: the solver errs apart, and the density ratio of Gamma noise is 1 + 10⁻⁶/2 of ε and more."""
-    make = lambda: output_plan(loss, relation, noise="gamma")  # noqa: E731
+    make = partial(output_plan, loss, relation, noise="gamma")
     assert not found(fits.attack_output, make)
     honest = rules.approximation_slack
     monkeypatch.setattr(output, "approximation_slack", lambda *both: honest(*both) / 2)
@@ -285,7 +257,7 @@ def test_approximation_counted_once_in_output_perturbation(loss, relation, monke
 @pytest.mark.parametrize("variant", ["default", "pure"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_approximation_counted_once_in_objective_perturbation(variant, classes, monkeypatch):
-    make = lambda: plan(variant, n_classes=classes)  # noqa: E731
+    make = partial(plan, variant, n_classes=classes)
     assert not found(fits.attack_output_noise, make)
     honest = rules.approximation_slack
     monkeypatch.setattr(objective, "approximation_slack", lambda *both: honest(*both) / 2)
@@ -299,7 +271,7 @@ def test_approximation_counted_once_in_objective_perturbation(variant, classes, 
 @pytest.mark.parametrize(("loss", "dimensions"), [("smoothed_hinge", 1), ("huber", 1), ("logistic", 2), ("softmax", 1)])
 def test_output_noise_of_add_remove_for_replace_one(loss, dimensions, noise, monkeypatch):
     classes = 3 if loss == "softmax" else 2
-    make = lambda: output_plan(loss, "replace_one", noise=noise, n_features=dimensions, n_classes=classes)  # noqa: E731
+    make = partial(output_plan, loss, "replace_one", noise=noise, n_features=dimensions, n_classes=classes)
     assert not found(fits.attack_output, make)
     honest = output.output_sensitivity
     monkeypatch.setattr(output, "output_sensitivity", lambda *, changed, **rest: honest(changed=1, **rest))
@@ -309,7 +281,7 @@ def test_output_noise_of_add_remove_for_replace_one(loss, dimensions, noise, mon
 @pytest.mark.parametrize("noise", ["gaussian", "gamma"])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_root_two_of_softmax_forgotten(relation, noise, monkeypatch):
-    make = lambda: output_plan("softmax", relation, noise=noise, n_classes=3)  # noqa: E731
+    make = partial(output_plan, "softmax", relation, noise=noise, n_classes=3)
     assert not found(fits.attack_output, make)
     honest = output.softmax_constants
     monkeypatch.setattr(output, "softmax_constants", lambda r, k: replace(honest(r, k), lipschitz=r))
@@ -322,7 +294,7 @@ def test_root_two_of_softmax_forgotten(relation, noise, monkeypatch):
 def test_root_of_the_number_of_problems_forgotten(loss, relation, noise, monkeypatch):
     if (loss, relation) == ("logistic", "replace_one"):
         relation = "add_remove"  # in one dimension both slopes of logistic loss cannot be extreme
-    make = lambda: output_plan(loss, relation, noise=noise, n_classes=3)  # noqa: E731
+    make = partial(output_plan, loss, relation, noise=noise, n_classes=3)
     assert not found(fits.attack_output, make)
     honest = output._constants
     monkeypatch.setattr(output, "_constants", lambda *arguments: (honest(*arguments)[0], 1))
@@ -333,7 +305,7 @@ def test_root_of_the_number_of_problems_forgotten(loss, relation, noise, monkeyp
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_gamma_noise_of_one_degree_less(relation, dimensions, monkeypatch):
     """The norm a sum of d − 1 exponentials: the density has a pole at the centre."""
-    make = lambda: output_plan("smoothed_hinge", relation, noise="gamma", n_features=2, n_classes=dimensions + 1)  # noqa: E731
+    make = partial(output_plan, "smoothed_hinge", relation, noise="gamma", n_features=2, n_classes=dimensions + 1)
     assert not found(fits.attack_output, make)
     honest = NORM_GAMMA.norm_gamma
 
@@ -376,8 +348,8 @@ def descent_plan(loss, relation):
 
 
 def test_descent_with_noise_of_add_remove(monkeypatch):
-    make = lambda: descent_plan(losses.SmoothedHinge(0.5), "replace_one")  # noqa: E731
-    attack = lambda a_plan: fits.attack_descent(a_plan, (-1, 1))  # noqa: E731
+    make = partial(descent_plan, losses.SmoothedHinge(0.5), "replace_one")
+    attack = partial(fits.attack_descent, targets=(-1, 1))
     assert not found(attack, make)
     honest = gd.calibrate
     monkeypatch.setattr(
@@ -387,8 +359,8 @@ def test_descent_with_noise_of_add_remove(monkeypatch):
 
 
 def test_descent_without_root_two_of_softmax(monkeypatch):
-    make = lambda: descent_plan(gd.Softmax(3), "add_remove")  # noqa: E731
-    attack = lambda a_plan: fits.attack_descent(a_plan, (0, 1, 2))  # noqa: E731
+    make = partial(descent_plan, gd.Softmax(3), "add_remove")
+    attack = partial(fits.attack_descent, targets=(0, 1, 2))
     assert not found(attack, make)
     honest = gd.softmax_constants
     monkeypatch.setattr(gd, "softmax_constants", lambda r, k: replace(honest(r, k), lipschitz=r))
@@ -396,8 +368,8 @@ def test_descent_without_root_two_of_softmax(monkeypatch):
 
 
 def test_descent_that_composes_one_step(monkeypatch):
-    make = lambda: descent_plan(losses.LOGISTIC, "add_remove")  # noqa: E731
-    attack = lambda a_plan: fits.attack_descent(a_plan, (-1, 1))  # noqa: E731
+    make = partial(descent_plan, losses.LOGISTIC, "add_remove")
+    attack = partial(fits.attack_descent, targets=(-1, 1))
     assert not found(attack, make)
     monkeypatch.setattr(gd, "composed_event", lambda multiplier, steps: gd.Gaussian(multiplier))
     assert found(attack, make)

@@ -1,8 +1,8 @@
 """Attacks on the fits themselves, run on tiny data with noise that the attacker scripts.
 
 The law of the noise is read off the fit (which is linear in it), the distance of neighbours' solutions comes from the
-fit's own minima, also from a solver that errs by all that the proof allows, in the worst direction.  A Gaussian release at
-distance D and standard deviation s has exactly δ(ε) = Φ(m/2 − ε/m) − e^ε Φ(−m/2 − ε/m), m = D/s; one of density
+fit's own minima, also from a solver that errs by all that the proof allows, in the worst direction.  A Gaussian release
+at distance D and standard deviation s has exactly δ(ε) = Φ(m/2 − ε/m) − e^ε Φ(−m/2 − ε/m), m = D/s; one of density
 ∝ ‖b‖^{k−d} e^{−‖b‖/s} has a density ratio to look at.  All answers are "found ÷ promised": above 1, a violation.
 """
 
@@ -12,14 +12,49 @@ import math
 from unittest import mock
 
 import numpy as np
-from attack_tools import SHARE, excess, log_masses
+from attack_tools import SHARE, Loss, excess, log_masses
 from scipy import optimize
 from scipy.special import log_ndtr
 
 from dpml.erm import ball, objective, output, problems
 from dpml.erm import gradient_descent as gd
 
-OUTPUT_SHARE = 1 - SHARE
+OUTPUT_SHARE = 0.005
+PARAMETERS = {"logistic": None, "smoothed_hinge": 0.5, "huber": 0.1}
+
+
+def plan(variant="default", loss="logistic", relation="add_remove", *, parameter=None, share=None, **changes):
+    """A plan for one coefficient and rows up to 2; ``share``: of ε that the true ln(1 + β/λ) takes."""
+    arguments = {"n_declared": 100, "n_features": 1, "epsilon": 1.0, "delta": 1e-5, "norm_bound": 2.0, **changes}
+    if variant in ("pure", "cms11"):
+        arguments["delta"] = 0.0
+    parameter = PARAMETERS[loss] if parameter is None else parameter
+    if share is not None:
+        budget = share * SHARE * arguments["epsilon"]
+        curvature = Loss(loss, parameter).largest_curvature * arguments["norm_bound"] ** 2
+        arguments["regularization"] = curvature / math.expm1(budget) / 100
+    return objective.plan_objective(
+        **arguments, variant=variant, loss=loss, loss_parameter=parameter, neighboring_relation=relation
+    )
+
+
+def output_plan(loss="smoothed_hinge", relation="add_remove", **changes):
+    arguments = {"n_declared": 1, "n_features": 1, "epsilon": 1.0, "delta": 1e-5, "norm_bound": 2.0, **changes}
+    arguments.setdefault("regularization", 3.0 * arguments["norm_bound"] ** 2)
+    if arguments.get("noise") == "gamma":
+        arguments["delta"] = 0.0
+    return output.plan_output(
+        loss=loss, loss_parameter=PARAMETERS.get(loss), neighboring_relation=relation, **arguments
+    )
+
+
+def crowded(plan):
+    """4000 short rows with both labels along the last axis, and the same with a long row: without λ the short rows'
+    curvature is all there is, and the long one's is five times as much."""
+    rows = np.zeros((4000, plan.n_features))
+    rows[:, -1] = 0.015
+    data = rows, np.tile([1.0, -1.0], 2000)
+    return data, with_record(data, plan.norm_bound * np.eye(plan.n_features)[-1], 1.0)
 
 
 class Scripted:
@@ -69,7 +104,7 @@ def gaussian_std(plan, before=0):
 
 
 def gamma_law(plan, before=0):
-    """(k, scale) of noise whose norm is a sum of k exponentials of that scale, from norms with scripted exponentials."""
+    """(k, scale) of noise whose norm is a sum of k exponentials of that scale, from scripted exponentials."""
 
     def norm(exponentials):
         size = fit(plan, *nobody(plan)).size
@@ -106,8 +141,9 @@ class WorstSolver:
     def __call__(self, x, y, lambda_sum, linear=None, tolerance=1e-6, loss=None):
         exact = self.honest(x, y, lambda_sum, linear=linear, tolerance=tolerance * 1e-3, loss=loss).theta
         step = tolerance / lambda_sum * self.directions.pop(0)
-        gradient = lambda theta: x.T @ loss.slope(x @ theta, y) + lambda_sum * theta + (0 if linear is None else linear)
-        size = float(np.linalg.norm(gradient(exact + step)))
+        theta = exact + step
+        gradient = x.T @ loss.slope(x @ theta, y) + lambda_sum * theta + (0 if linear is None else linear)
+        size = float(np.linalg.norm(gradient))
         return mock.Mock(theta=exact + step * min(1.0, tolerance / size), gradient_norm=0.0, iterations=0)
 
 
@@ -154,8 +190,8 @@ def grounds(plan):
 
 
 def records(plan):
-    """Long rows both ways along the first axis, slanted ones, one to be held to the bound, a random and a zero row; with
-    every class, or both extreme targets."""
+    """Long rows both ways along the first axis, slanted ones, one to be held to the bound, a random and a zero row;
+    with every class, or both extreme targets."""
     d, big = plan.n_features, plan.norm_bound
     axis, across = np.eye(d)[0], np.eye(d)[-1]
     rows = [big * axis, -big * axis, 3.0 * big * np.ones(d), 0.0 * axis]
@@ -212,8 +248,8 @@ def attack_output_noise(plan):
 def attack_fit(plan, one, two, points=31):
     """δ of the fit's exact minimum along its last coordinate, for rows along that axis; found ÷ promised.
 
-    θ falls with b, so P(θ ≤ t) = P(b ≥ b(t)); b(t) is found from fits alone (bisection), for t where either data set has
-    its mass.  Nothing is assumed about what the fit minimises."""
+    θ falls with b, so P(θ ≤ t) = P(b ≥ b(t)); b(t) is found from fits alone (bisection), for t where either data set
+    has its mass.  Nothing is assumed about what the fit minimises."""
     grid = np.linspace(-6.0, 6.0, points)
     last = np.eye(plan.n_features)[-1]
 

@@ -1,8 +1,8 @@
-"""Attacks on every private ERM method on tiny problems, both relations, every loss, R_x ≠ 1, with an intercept and with a
-solver that errs by all it may: what is found must stay within the promise, and come near it where the bound is tight.
+"""Attacks on every private ERM method on tiny problems, both relations, every loss, R_x ≠ 1, with an intercept and
+with a solver that errs by all it may: what is found must stay within the promise, and near it where the bound is tight.
 
-The tools are ``attack_tools`` (exact laws of objective perturbation) and ``attack_fits`` (the fits with scripted noise).
-Nothing here is random in the statistical sense (searches are seeded, probabilities exact), so there are no false alarms.
+The tools are ``attack_tools`` (exact laws of objective perturbation) and ``attack_fits`` (fits with scripted noise).
+Nothing here is random in the statistical sense (seeded searches, exact probabilities), so there are no false alarms.
 In two dimensions δ is a midpoint sum, good to ``SUM_2D``; elsewhere 1e-7 is for rounding.
 ``tests/planted_bugs/test_erm_attack_bugs.py`` shows that the same attacks find broken versions.
 """
@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "erm"), str(HERE.parent / "planted_bugs")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "erm"))
 
 import attack_fits as fits
 import attack_tools as tools
 import linear_checks
-import test_erm_attack_bugs as planted
+from attack_fits import PARAMETERS
 
 from dpml.accounting import ObjectivePerturbation
 from dpml.accounting import objective as accountant
@@ -32,14 +32,13 @@ from dpml.erm import gradient_descent as gd
 RELATIONS = ("add_remove", "replace_one")
 WITHIN = 1 + 1e-7
 SUM_2D = 1.01
-PARAMETERS = {"logistic": None, "smoothed_hinge": 0.5, "huber": 0.1}
 
 
 # ------------------------------------------------------------------------------------------------- the tools' own
 
 
 def shift(law, distance, lambda_sum=1e9):
-    """A setting in which θ is b/λ and nothing else, and two data sets whose b differ by ``distance`` (hinge, slope 1)."""
+    """A setting in which θ is −b/λ, and two data sets whose b differ by ``distance`` (hinge, slope 1)."""
     s = tools.Setting(tools.Loss("smoothed_hinge", 0.5), "add_remove", distance, lambda_sum, law, 1.0)
     return s, (tools.NOBODY, tools.NOBODY.plus(distance, 1.0))
 
@@ -64,9 +63,9 @@ def test_cells_are_a_lower_bound_that_the_density_confirms(loss):
     """δ by quadrature of φ(b(θ))·|b'(θ)|, at random neighbours; and more cells find more."""
     s = tools.Setting(loss, "replace_one", 1.5, 0.8, "normal", 2.0)
     rng = np.random.default_rng(5)
-    for _ in range(4):
+    for _ in range(2):
         pair = tools.neighbours(s, np.append(0.3 + 0.4 * rng.random(1), rng.random(7)))
-        theta = np.linspace(-60, 60, 600_001)
+        theta = np.linspace(-30, 30, 200_001)
         logs = []
         for data in pair:
             bend = data.weights * data.x**2 @ loss.curvature(data.x[:, None] * theta, data.y[:, None]) + s.lambda_sum
@@ -109,7 +108,7 @@ def test_objective_perturbation_in_one_dimension(variant, relation, loss, parame
     if variant in ("default", "pure"):
         cases[1]["share"] = 0.9
     for case in cases:
-        a_plan = planted.plan(variant, loss, relation, parameter=parameter, **case)
+        a_plan = fits.plan(variant, loss, relation, parameter=parameter, **case)
         found = tools.attack(a_plan)
         assert found <= WITHIN
         if variant == "pure" and parameter in (0.5, 0.1):
@@ -122,7 +121,7 @@ def test_objective_perturbation_in_one_dimension(variant, relation, loss, parame
 @pytest.mark.parametrize(("variant", "relation"), [v for v in VARIANTS if v[0] != "kst12"])
 def test_objective_perturbation_in_two_dimensions(variant, relation, loss):
     case = {"share": 0.9} if variant == "pure" else {}
-    found = tools.attack(planted.plan(variant, loss, relation, n_features=2, delta=1e-3, norm_bound=1.5, **case))
+    found = tools.attack(fits.plan(variant, loss, relation, n_features=2, delta=1e-3, norm_bound=1.5, **case))
     assert found <= (SUM_2D if variant in ("default", "redberg23") else WITHIN)
     if (variant, loss, relation) == ("default", "logistic", "add_remove"):
         assert found > 0.95
@@ -132,7 +131,7 @@ def test_objective_perturbation_in_two_dimensions(variant, relation, loss):
 @pytest.mark.parametrize(("variant", "relation"), VARIANTS)
 def test_one_against_the_rest(variant, relation, loss):
     """Three classes: the product of three exact laws against the composed budget."""
-    found = tools.attack(planted.plan(variant, loss, relation, n_classes=3, delta=1e-3, norm_bound=2.0))
+    found = tools.attack(fits.plan(variant, loss, relation, n_classes=3, delta=1e-3, norm_bound=2.0))
     assert found <= WITHIN
     if (variant, loss) == ("pure", "smoothed_hinge"):
         assert found > 0.95
@@ -146,7 +145,7 @@ def test_accountants_delta_at_many_epsilons(loss, relation):
     radius = 2.0
     known = tools.Loss(loss, {"huber": 0.4}.get(loss, PARAMETERS[loss]))
     epsilons = [0.0, 0.02, 0.1, 0.4, 1.0, 2.0, 4.0]
-    for ratio, relative in ((0.1, 0.5), (0.5, 0.05), (0.5, 5.0), (2.0, 0.3), (4.0, 2.0)):
+    for ratio, relative in ((0.1, 0.5), (0.5, 0.05), (0.5, 5.0), (3.0, 0.3)):
         sigma = known.largest_slope * radius / ratio
         atom = ObjectivePerturbation(
             noise_std=sigma,
@@ -183,8 +182,9 @@ def worst_loss(kind, relation, a, angle, shorter):
 
     b' = b + v with v = s u − s' u', u and u' the records' directions times slope_bound·length/σ and s, s' in [0, 1]
     (monotone) or [−1, 1]; the loss is ‖v‖²/2 + v·N, N standard normal, convex in (s, s'): W is its largest vertex."""
-    step, reach = 0.025, 9.0
-    axis = np.arange(-reach, reach, step) + step / 2
+    reach = 9.0 + 2.5 * a * (2 if relation == "replace_one" else 1)  # orders up to 3.5 move the mass by 2.5 ‖v‖
+    step = reach / 350
+    axis = (np.arange(700) + 0.5) * step - reach
     n1, n2 = np.meshgrid(axis, axis, indexing="ij")
     weights = np.exp(-(n1**2 + n2**2) / 2) * step**2 / (2 * math.pi)
     u = np.array([a, 0.0])
@@ -198,26 +198,26 @@ def worst_loss(kind, relation, a, angle, shorter):
 @pytest.mark.parametrize("kind", ["monotone", "general"])
 @pytest.mark.parametrize("a", [0.2, 1.0, 2.5])
 def test_bounds_on_the_worst_loss(kind, relation, a):
-    """E(1 − e^{h−W})₊ for both signs of h, and ln E e^{tW}/t, by integration over the plane for several angles of the two
-    records, against the accountant's formulas; equal under add_remove, where they are exact."""
+    """E(1 − e^{h−W})₊ for both signs of h, and ln E e^{tW}/t, by integration over the plane for several angles of
+    the two records, against the accountant's formulas; equal under add_remove, where they are exact."""
     atom = ObjectivePerturbation(1.0, 1e12, a, kind, 1.0, 1.0)  # c₀ = 0
     orders = np.array([1.2, 2.0, 3.5])
     bounds = accountant.rdp(atom, orders, relation)
     cases = [(0.0, 1.0)] if relation == "add_remove" else itertools.product(np.linspace(0, math.pi, 5), (1.0, 0.5))
     for angle, shorter in cases:
         worst, weights = worst_loss(kind, relation, a, angle, shorter)
-        assert weights.sum() == pytest.approx(1, abs=1e-12)
+        assert weights.sum() == pytest.approx(1, abs=1e-9)
         for h in (-0.7, -0.05, 0.0, 0.1, 0.5, 2.0, 4.0):
             integral = float((np.maximum(-np.expm1(h - worst), 0) * weights).sum())
             bound = accountant._excess(atom, a, h, relation)
-            assert integral <= bound * (1 + 1e-3) + 1e-12
+            assert integral <= bound * (1 + 5e-3) + 1e-12
             if relation == "add_remove":
-                assert integral == pytest.approx(bound, rel=1e-3, abs=1e-9)
+                assert integral == pytest.approx(bound, rel=5e-3, abs=1e-9)
         for order, bound in zip(orders, bounds, strict=True):
             moment = math.log(float((np.exp((order - 1) * worst) * weights).sum())) / (order - 1)
-            assert moment <= bound * (1 + 1e-5)
+            assert moment <= bound * (1 + 1e-3)
             if relation == "add_remove":
-                assert moment == pytest.approx(bound, rel=1e-4)
+                assert moment == pytest.approx(bound, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------------- the fits
@@ -235,19 +235,19 @@ def with_intercept(plan):
 def test_fit_with_an_intercept(norm_bound):
     """Thresholds on the fitted constant's coefficient, its law found from fits alone."""
     for share in (None, 0.9):
-        a_plan = planted.plan(loss="smoothed_hinge", n_features=2, norm_bound=norm_bound, delta=1e-3, share=share)
+        a_plan = fits.plan(loss="smoothed_hinge", n_features=2, norm_bound=norm_bound, delta=1e-3, share=share)
         along = [np.column_stack([np.zeros(len(x)), x[:, 1]]) for x, _ in with_intercept(a_plan)]
         data = [(x, y) for x, (_, y) in zip(along, with_intercept(a_plan), strict=True)]
         assert fits.attack_fit(a_plan, *data, points=21) <= WITHIN
-    a_plan = planted.plan(n_features=2, norm_bound=norm_bound, delta=1e-3, regularization=0.1 * norm_bound**2)
-    assert fits.attack_fit(a_plan, *planted.crowded(a_plan), points=15) <= WITHIN
+    a_plan = fits.plan(n_features=2, norm_bound=norm_bound, delta=1e-3, regularization=0.1 * norm_bound**2)
+    assert fits.attack_fit(a_plan, *fits.crowded(a_plan), points=15) <= WITHIN
 
 
 @pytest.mark.parametrize(("variant", "relation"), VARIANTS)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_noise_for_the_approximate_minimum(variant, relation, classes):
     """A solver that errs by τ/λ on either side: the second release is exactly what is promised for it."""
-    a_plan = planted.plan(variant, "smoothed_hinge", relation, n_features=2, n_classes=classes, norm_bound=0.5)
+    a_plan = fits.plan(variant, "smoothed_hinge", relation, n_features=2, n_classes=classes, norm_bound=0.5)
     assert 0.999 < fits.attack_output_noise(a_plan) <= WITHIN
 
 
@@ -256,7 +256,7 @@ def test_noise_for_the_approximate_minimum(variant, relation, classes):
 def test_linear_term_of_pure_variants_has_its_law(relation, norm_bound):
     """Without records θ = −b/λ: a norm of exactly d exponentials of the planned scale, in both dimensions."""
     for dimensions in (1, 2):
-        a_plan = planted.plan("pure", "huber", relation, n_features=dimensions, norm_bound=norm_bound)
+        a_plan = fits.plan("pure", "huber", relation, n_features=dimensions, norm_bound=norm_bound)
         shape, scale = fits.gamma_law(a_plan)
         assert shape == pytest.approx(dimensions, rel=1e-5)
         assert scale * a_plan.lambda_sum == pytest.approx(a_plan.noise_scale, rel=1e-5)
@@ -272,7 +272,7 @@ OUTPUTS += [("logistic", 3, 1), ("smoothed_hinge", 3, 1)]
 def test_output_perturbation(loss, classes, dimensions, relation, noise):
     """Reached exactly by hinge and Huber loss, 2τ/λ and √K included; nearly by the others."""
     for norm_bound in (0.5, 2.0):
-        a_plan = planted.output_plan(
+        a_plan = fits.output_plan(
             loss, relation, noise=noise, n_classes=classes, n_features=dimensions, norm_bound=norm_bound
         )
         found, share = fits.attack_output(a_plan)

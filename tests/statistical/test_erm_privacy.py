@@ -23,7 +23,7 @@ import erm_checks as checks
 
 from dpml import accounting, erm
 from dpml.accounting import ObjectivePerturbation
-from dpml.erm import output
+from dpml.erm import problems
 
 DELTA = 1e-5
 QUADRATURE = 1e-5  # relative error of the trapezoid sums, see test_quadrature_is_exact_enough
@@ -208,7 +208,7 @@ def test_output_perturbation_cannot_be_told_apart_beyond_its_epsilon(broken, mon
     counts = []
     for solution in solutions:
         many = replace(solution, theta=np.tile(solution.theta, runs))
-        monkeypatch.setattr(output, "minimise", lambda *args, many=many, **kwargs: many)
+        monkeypatch.setattr(problems, "minimise", lambda *args, many=many, **kwargs: many)
         released = checks.fit("output", a_plan, *checks.no_records(2 * runs)).reshape(runs, 2) @ along
         counts.append(int((released > threshold).sum()))
     lower = stats.beta.ppf(5e-7, counts[0], runs - counts[0] + 1)
