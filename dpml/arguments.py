@@ -66,7 +66,8 @@ def check_arguments(trainer: PrivateTrainer) -> None:
             raise invalid(name, value, f"an integer from 1 to {MOST[name]:,}")
     for name in ("learning_rate", "regularization"):
         value = getattr(trainer, name)
-        if value != "auto" and not is_positive(value):
+        free = name == "regularization" and trainer.method == "dp_gd" and is_number(value) and value == 0
+        if value != "auto" and not is_positive(value) and not free:
             raise invalid(name, value, '"auto" or a finite number > 0')
     if not (is_number(trainer.momentum) and 0 <= trainer.momentum < 1):
         raise invalid("momentum", trainer.momentum, "a number in [0, 1)")

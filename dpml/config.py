@@ -367,7 +367,8 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
     arguments: dict[str, Any] = {k: method[k] for k in method if k != "name"}
     for name in ("learning_rate", "regularization", "solution_norm"):
         if name in arguments:
-            arguments[name] = rate(f"method.{name}", arguments[name])
+            zero = name == "regularization" and method.name == "dp_gd" and str(arguments[name]) in ("0", "0.0")
+            arguments[name] = 0.0 if zero else rate(f"method.{name}", arguments[name])
     epsilon = privacy.epsilon
     if arguments.get("noise_multiplier") is not None and epsilon is not None:
         raise ConfigError(

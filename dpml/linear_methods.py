@@ -32,11 +32,11 @@ LOSS_OF = {
 REGRESSION = ("ridge", "huber")
 PARAMETER_OF = {"linear_svm": "width of the smoothed corner", "huber": "threshold in units of half the target range"}
 METHODS_OF: dict[str, tuple[str, ...]] = {
-    "logreg": ("objective", "output", "dp_gd", "dp_sgd"),
+    "logreg": ("objective", "dp_gd", "output", "dp_sgd"),
     "softmax": ("dp_gd", "output", "dp_sgd"),
-    "linear_svm": ("objective", "output", "dp_gd"),
+    "linear_svm": ("objective", "dp_gd", "output"),
     "ridge": ("adassp", "output", "dp_gd", "dp_sgd"),
-    "huber": ("objective", "output", "dp_gd", "dp_sgd"),
+    "huber": ("objective", "dp_gd", "output", "dp_sgd"),
     "mlp": ("dp_sgd",),
 }
 """Methods with a proof for each model; the first is what ``"auto"`` takes."""
@@ -80,7 +80,9 @@ def check_pair(model: str, method: str) -> None:
         return
     known = METHODS_OF.get(model)
     why = WHY_NOT.get((model, method))
-    if why is None and known is None:
+    if why is None and method == "adassp":
+        why = "its proof is for the sufficient statistics of squared loss. Use model='ridge'."
+    elif why is None and known is None:
         why = "its proof needs a convex loss of a linear model. Use method='dp_sgd'."
     elif why is None:
         why = f"no proof of this package covers the pair. Methods for it: {', '.join(known or ())}."
@@ -128,12 +130,12 @@ def plan_linear(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
         common["solution_norm"] = REGRESSION_NORM
     classes = max(2, len(public.classes))
     if method == "dp_gd":
-        if trainer.regularization != "auto":
+        if trainer.regularization != "auto":  # 0 is allowed here: the steps are bounded without
             common["regularization"] = float(trainer.regularization)
         return erm.plan_dp_gd(
             **common,
             loss=_descent_loss(model, trainer.loss_parameter, classes, common.get("solution_norm")),
-            max_grad_norm=None if trainer.max_grad_norm == 1.0 else trainer.max_grad_norm,
+            max_grad_norm=None if model != "ridge" and trainer.max_grad_norm == 1.0 else trainer.max_grad_norm,
             steps=trainer.steps,
             learning_rate=trainer.learning_rate,  # type: ignore[arg-type]
             momentum=trainer.momentum,

@@ -62,16 +62,22 @@ def check_method(trainer: PrivateTrainer) -> None:
     device_of(trainer)
 
 
-def method_of(trainer: PrivateTrainer) -> str:
-    """The method that ``"auto"`` stands for: the first with a proof for the model and a use for all arguments given."""
+def method_of(trainer: PrivateTrainer, public: PublicInfo | None = None) -> str:
+    """The method that ``"auto"`` stands for: the first with a proof for the model and a use for all arguments given.
+
+    ``public``: the data's declarations, where they are known; several classes rule some methods out.
+    """
     if trainer.method != "auto":
         return trainer.method
+    several = public is not None and len(public.classes) > 2
     methods = METHODS_OF.get(trainer.model, ("dp_sgd",)) if isinstance(trainer.model, str) else ("dp_sgd",)
     if methods[0] == "objective" and trainer.neighboring_relation == "replace_one" and (trainer.epsilon or 1.0) <= 4:
         # no free Jacobian there: on Adult and Census-Income dp_gd is 0.1 to 0.4 points ahead; above, its rate is capped
         methods = ("dp_gd", *(method for method in methods if method != "dp_gd"))
     for method in methods:
         fits = trainer.variant in VARIANTS.get(method, ("default",))
+        fits &= not (several and method == "dp_gd" and trainer.model != "softmax")
+        fits &= not (method == "objective" and trainer.accountant in ("zcdp", "pld"))  # they cannot bound it
         if fits and not foreign_arguments(trainer, method):
             return method
     return methods[-1]
@@ -97,7 +103,7 @@ def device_of(trainer: PrivateTrainer) -> str:
 
 def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
     """The frozen plan; ``public`` is all that it may know of the data."""
-    method = method_of(trainer)
+    method = method_of(trainer, public)
     n = public.n_declared
     delta = _delta_of(trainer, public, method)
     _check_data(trainer, public, method)
@@ -177,7 +183,7 @@ def check_plan(trainer: PrivateTrainer, public: PublicInfo) -> None:
         ConfigError: the arguments do not fit the declared data.
         AccountingError: the accountant cannot bound this method's event.
     """
-    method = method_of(trainer)
+    method = method_of(trainer, public)
     if method != "dp_sgd" or trainer.accountant == "exact" or trainer.enforce_guidance:
         make_plan(trainer, public)  # costs milliseconds, or is what tells
         return

@@ -26,8 +26,9 @@ from dpml.accounting import (
 from dpml.accounting.normal_form import flatten, merge_gaussians
 from dpml.accounting.renyi_closed import log_inverse_gamma
 from dpml.accounting.sample_size import guidance as sample_size_guidance
+from dpml.arguments import LIMITS
 from dpml.data import PublicInfo
-from dpml.errors import AccountingError, ConfigError, UnsupportedEventError
+from dpml.errors import AccountingError, ConfigError, UnsupportedEventError, invalid
 from dpml.release import describe
 from dpml.results import Guarantee, to_jsonable
 from dpml.runs import Plan
@@ -264,7 +265,7 @@ def make_search_plan(
 
     def event_of(base: float, k: int) -> Event:
         trainer = make_trainer(k, base, base_delta)
-        method = planning.method_of(trainer)
+        method = planning.method_of(trainer, train.public)
         one_delta = planning._delta_of(trainer, train.public, method)
         event: Event = planning._parameters(trainer, train.public, method, base, one_delta).event
         return event
@@ -357,14 +358,22 @@ def _largest_base(cost: Callable[[float], float], settings: Settings) -> float:
     is returned.
     """
 
+    def within(x: float) -> float:
+        return min(max(math.exp(x), least), settings.epsilon)  # exp(ln ε) may pass ε by rounding
+
     def excess(x: float) -> float:
-        found = cost(math.exp(x))
+        found = cost(within(x))
         return math.log(found / settings.epsilon) if 0 < found < math.inf else math.copysign(9.0, found - 1)
 
-    low, high = math.log(_SMALLEST_SHARE * settings.epsilon), math.log(settings.epsilon)
+    least = LIMITS["epsilon"][0] / (settings.score_share if settings.mechanism == REPEAT else settings.selection_share)
+    if settings.epsilon <= 1.001 * least:
+        raise invalid(
+            "epsilon", settings.epsilon, f"above {1.001 * least:.3g} for a search", "A run gets a part of it."
+        )
+    low, high = math.log(max(_SMALLEST_SHARE * settings.epsilon, least)), math.log(settings.epsilon)
     over = excess(high)
     if over <= 0:
-        return math.exp(high)
+        return within(high)
     under = excess(low)
     if under > 0:
         raise ConfigError(
@@ -387,7 +396,7 @@ def _largest_base(cost: Callable[[float], float], settings: Settings) -> float:
             high, over = x, found
             under = under / 2 if side == 1 else under
             side = 1
-    return math.exp(low)
+    return within(low)
 
 
 def _unsupported(

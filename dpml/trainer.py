@@ -93,7 +93,8 @@ class PrivateTrainer:
         neighboring_relation: ``"add_remove"`` or ``"replace_one"``.
         accountant: ``"best"``, ``"exact"``, ``"pld"``, ``"rdp"`` or ``"zcdp"``.
         noise_multiplier: fixes the noise of ``dp_sgd`` instead of ε; excludes ``epsilon``.
-        max_grad_norm: per-example L2 clipping norm C.
+        max_grad_norm: per-example L2 clipping norm C, of ``dp_sgd`` and of ``dp_gd`` with squared loss (its other
+            losses are bounded without; a value other than 1.0 clips them too).
         expected_batch_size, steps, epochs: the shape of ``dp_sgd``; ``steps`` excludes ``epochs``.
         learning_rate, momentum: of ``dp_sgd`` and ``dp_gd``; ``"auto"`` follows from public numbers.
         solution_norm: public guess R of the norm of a good solution; ``"auto"`` is 15 for classification.

@@ -476,3 +476,11 @@ def test_linear_svm_is_scored_by_its_decisions(mechanism):
     ).fit(PrivateData.synthetic(n=3000, d=3))
     assert search.best_model_.kind == "linear_svm"
     assert search.result_.metrics["accuracy"] > 0.75
+
+
+def test_the_ends_of_the_range_of_epsilon_are_named_as_given():
+    data = small()
+    plan = make(epsilon=1e4).plan(data)
+    assert plan.base_epsilon <= 1e4
+    with pytest.raises(ConfigError, match=r"epsilon = 2e-06 .*for a search"):
+        make(epsilon=2e-6).plan(data)

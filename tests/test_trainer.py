@@ -550,3 +550,41 @@ def test_the_callers_assumptions_stand_in_plan_and_guarantee() -> None:
     assert "labels come from a public register" in result.plan.to_dict()["guarantee"]["assumptions"]
     with pytest.raises(ConfigError, match="assumptions"):
         trainer(assumptions=[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "classes", "method"),
+    [
+        ({}, 2, "objective"),
+        ({"neighboring_relation": "replace_one"}, 2, "dp_gd"),
+        ({"neighboring_relation": "replace_one", "epsilon": 8.0}, 2, "objective"),
+        ({"neighboring_relation": "replace_one"}, 3, "objective"),
+        ({"accountant": "zcdp"}, 2, "dp_gd"),
+        ({"accountant": "pld"}, 3, "output"),
+        ({"model": "linear_svm", "neighboring_relation": "replace_one"}, 3, "objective"),
+        ({"model": "softmax"}, 3, "dp_gd"),
+        ({"variant": "pure"}, 2, "objective"),
+        ({"steps": 20}, 2, "dp_gd"),
+        ({"epochs": 2}, 2, "dp_sgd"),
+    ],
+    ids=str,
+)
+def test_auto_takes_a_method_that_can_be_planned(arguments: dict[str, Any], classes: int, method: str) -> None:
+    labels = list(range(classes))
+    data = PrivateData.from_arrays(np.zeros((6, 3)), (labels * 6)[:6], norm_bound=1.0, classes=labels, n_declared=5_000)
+    plan = PrivateTrainer(**{"epsilon": 1.0, "device": "cpu", **arguments}).plan(data)
+    assert plan.method == method
+
+
+def test_regularization_zero_belongs_to_descent_alone() -> None:
+    data = small()
+    assert PrivateTrainer(method="dp_gd", epsilon=1.0, regularization=0.0).plan(data).parameters.regularization == 0.0
+    for method in ("objective", "output"):
+        with pytest.raises(ConfigError, match=r"regularization = 0.0"):
+            PrivateTrainer(method=method, epsilon=1.0, regularization=0.0)
+
+
+def test_a_clipping_norm_that_is_asked_for_is_used() -> None:
+    data = PrivateData.diabetes()
+    assert PrivateTrainer("ridge", "dp_gd", epsilon=1.0, max_grad_norm=1.0).plan(data).parameters.max_grad_norm == 1.0
+    assert PrivateTrainer("ridge", "dp_gd", epsilon=1.0, max_grad_norm=0.3).plan(data).parameters.max_grad_norm == 0.3

@@ -319,7 +319,8 @@ def _finite(value: Any, digits: str) -> Any:
         good = math.isfinite(float(value))
     except OverflowError:
         good = False
-    good = good and (value != 0 or not any(digit in "123456789" for digit in digits.lower().partition("e")[0]))
+    if good and value == 0 and any(digit in "123456789" for digit in digits.lower().partition("e")[0]):
+        raise ValueError(f"{digits[:20]} is not a number that can be used. It is not 0, but would be as a float")
     return value if good else _no_constant(digits)
 
 

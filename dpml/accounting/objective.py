@@ -19,7 +19,7 @@ import math
 import numpy as np
 from scipy import special
 
-from dpml.accounting.conversions import gaussian_epsilon_unchecked, gaussian_log_delta
+from dpml.accounting.conversions import find_root, gaussian_epsilon_unchecked, gaussian_log_delta
 from dpml.accounting.events import ADD_REMOVE, REPLACE_ONE, ObjectivePerturbation
 
 _TINY_NOISE = 1e-150
@@ -102,25 +102,29 @@ def epsilon(atom: ObjectivePerturbation, delta_target: float, neighboring_relati
 
 
 def _search(atom: ObjectivePerturbation, delta_target: float, relation: str) -> float:
-    """Bisection that keeps an upper end which holds; :func:`delta` need not be monotone, every answer holds."""
+    """A root of ln δ(ε) = ln delta_target, moved up until it holds; δ need not be monotone, every answer holds."""
+
+    def excess(point: float) -> float:
+        return math.log(max(delta(atom, point, relation), 1e-320)) - math.log(delta_target)
 
     def holds(point: float) -> bool:
         return delta(atom, point, relation) <= delta_target
 
     if holds(0.0):
         return 0.0
-    high = 1e-3
+    high = max(1e-3, jacobian_constant(atom) + gaussian_epsilon_unchecked(delta_target, 2 * ratio(atom)))
     while not holds(high):
-        high *= 2
-        if high > 1400:
+        high *= 1.5
+        if not high < 1e9:
             return math.inf
-    low = high / 2 if high > 1e-3 else 0.0
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    low = high / 1.5
+    while holds(low):
+        low, high = low / 1.5, low
+    found, step = find_root(excess, low, high, xtol=1e-14, rtol=1e-13), 1e-13
+    while found < high and not holds(found):
+        found += step * high
+        step *= 2
+    return min(found, high)
 
 
 def rdp(atom: ObjectivePerturbation, alpha: np.ndarray, neighboring_relation: str) -> np.ndarray:

@@ -36,14 +36,16 @@ from dpml.accounting import (
 )
 from dpml.accounting import epsilon as accounting_epsilon
 from dpml.erm import published
-from dpml.erm.losses import GlmLoss, LossConstants, make_loss, require
+from dpml.erm.losses import GlmLoss, LossConstants, logistic_constants, make_loss, require
 from dpml.erm.problems import problem_count, problem_targets, solve_all, weight_shape
 from dpml.erm.rules import (
     AUTO,
     Regularization,
     approximation_slack,
     changed_records,
+    check_lambda,
     check_public,
+    least_lambda,
     solver_tolerance,
     sum_form,
 )
@@ -136,7 +138,8 @@ def objective_lambda(
     Below R_x²/ε the theorem does not apply.  Beyond it λ balances the two costs: the linear term costs at most
     E‖b‖²/(2λ) = dσ²/(2λ), regularisation at most λR²/2 for a solution of norm R; their sum is least at λ = √d σ/R.
     """
-    return max(norm_bound**2 / epsilon, math.sqrt(n_features) * noise_std / solution_norm)
+    least = least_lambda(logistic_constants(norm_bound).smoothness)
+    return max(norm_bound**2 / epsilon, math.sqrt(n_features) * noise_std / solution_norm, least)
 
 
 def plan_objective(
@@ -202,6 +205,7 @@ def plan_objective(
     given = sum_form(regularization, n_declared)
     if given is not None:
         _check_feasible(task, given, n_declared, regularization, variant)
+        check_lambda(given, constants.smoothness, n_declared, regularization)
     noise_scale = 0.0
     event: Event
     if pure:
@@ -330,7 +334,7 @@ def _priced_lambda(task: _Task) -> float:
         left = task.epsilon - task.problems * math.log1p(smoothness / math.exp(log_lambda))
         return _cost(task, reach * gaussian_noise_multiplier(left, task.delta / 2.0), math.exp(log_lambda))
 
-    low = math.log(smoothness / math.expm1(min(0.9 * epsilon, 700.0)))
+    low = math.log(max(smoothness / math.expm1(min(0.9 * epsilon, 700.0)), least_lambda(smoothness)))
     plain = reach * gaussian_noise_multiplier(task.epsilon, task.delta / 2.0)
     high = max(low + 1.0, math.log(8.0 * math.sqrt(task.n_features) * plain / task.solution_norm))
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
@@ -368,7 +372,7 @@ def _pure_noise(task: _Task, given: float | None, *, published_form: bool) -> tu
     size = math.sqrt(task.n_features * (task.n_features + 1.0)) / task.solution_norm
     low = smoothness / math.expm1(min(epsilon / 4.0, 700.0))  # here 2c₀ = ε/2
     high = max(low, size * at(low)[0])  # more λ, less noise: the balance lies below
-    low = max(low, 1e-12)
+    low, high = (max(end, least_lambda(smoothness)) for end in (low, high))
     while high > low * (1.0 + 1e-9):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if middle < size * at(middle)[0] else (low, middle)
@@ -382,12 +386,12 @@ def _published_noise(task: _Task, given: float | None, variant: str) -> tuple[fl
     if variant == "kst12":
         noise_std, least = published.kst12(epsilon, delta, reach, smoothness, task.relation)
         balance = math.sqrt(task.n_features) * noise_std / task.solution_norm
-        return noise_std, max(least, balance) if given is None else given
+        return noise_std, max(least, balance, least_lambda(smoothness)) if given is None else given
     noise_std, lambda_sum = published.redberg23(epsilon, delta, reach, smoothness)
     if given is not None:
         return published.redberg23_noise(epsilon, delta, given, reach, smoothness), given
     balance = math.sqrt(task.n_features) * noise_std / task.solution_norm
-    return noise_std, max(lambda_sum, balance)
+    return noise_std, max(lambda_sum, balance, least_lambda(smoothness))
 
 
 def _check_feasible(

@@ -24,7 +24,9 @@ from dpml.erm.rules import (
     Regularization,
     approximation_slack,
     changed_records,
+    check_lambda,
     check_public,
+    least_lambda,
     solver_tolerance,
     sum_form,
 )
@@ -172,7 +174,10 @@ def plan_output(
         )
         # the multiplier counts in contributions of one record, the distance of neighbours is `changed` contributions
         unit, event = multiplier / changed, Gaussian(multiplier)
-    lambda_sum = sum_form(regularization, n_declared) or output_lambda(
+    given = sum_form(regularization, n_declared)
+    if given is not None:
+        check_lambda(given, constants.smoothness, n_declared, regularization)
+    chosen = output_lambda(
         n_declared=n_declared,
         norm_bound=norm_bound,
         solution_norm=solution_norm,
@@ -180,6 +185,7 @@ def plan_output(
         changed=changed,
         constants=constants,
     )
+    lambda_sum = given or max(chosen, least_lambda(constants.smoothness))
     tolerance = solver_tolerance(norm_bound, n_declared, lipschitz=constants.lipschitz)
     sensitivity = joint * output_sensitivity(
         norm_bound=norm_bound,

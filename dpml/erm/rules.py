@@ -12,6 +12,7 @@ AUTO: Literal["auto"] = "auto"
 Regularization = float | str
 
 RELATIVE_TOLERANCE = 1e-6
+LEAST_RATIO = 1e-4  # of λ and the largest curvature of one record
 LINEAR_TOLERANCE = 1e-9  # of the linear term's norm
 LARGE_N = 1_000_000  # beyond it the rounding of a sum over the records asks for a larger tolerance
 
@@ -65,6 +66,25 @@ def sum_form(regularization: Regularization, n_declared: int) -> float | None:
             "regularization", regularization, '"auto" or a finite number > 0', "The proofs need strong convexity."
         )
     return float(regularization) * n_declared
+
+
+def least_lambda(smoothness: float) -> float:
+    """The smallest λ of the sum form that is used: below it no minimum of every data set can be verified in floats.
+
+    It is public, so that a run which could fail on some records is refused on all (a failure would tell them apart).
+    """
+    return LEAST_RATIO * smoothness
+
+
+def check_lambda(lambda_sum: float, smoothness: float, n_declared: int, regularization: Regularization) -> None:
+    """ConfigError for a given λ below :func:`least_lambda`."""
+    if lambda_sum < least_lambda(smoothness):
+        raise errors.invalid(
+            "regularization",
+            regularization,
+            f"at least {least_lambda(smoothness) / n_declared:.3g} (mean form) for this norm_bound and n_declared",
+            "With less, the minimum cannot be verified as exactly as the proof needs; 'auto' takes care of it.",
+        )
 
 
 def solver_tolerance(norm_bound: float, n_declared: int, *, lipschitz: float = 0.0, linear: float = 0.0) -> float:

@@ -17,7 +17,7 @@ class RegressorParts(RegressorMixin, LinearParts):
     """A linear model of the target scaled to [−1, 1] by its public bounds: value = mid + half · score."""
 
     def _facts(self, y: np.ndarray) -> tuple[dict[str, Any], tuple[str, ...]]:
-        return {"target_bounds": tuple(self.target_bounds)}, ()
+        return {"target_bounds": self.target_bounds}, ()
 
     def _publish(self, model: PrivateModel, guarantee: Guarantee) -> None:
         super()._publish(model, guarantee)

@@ -17,7 +17,7 @@ from dpml.report.records import Charges, JobRecord, read_charges, read_jobs
 from dpml.results import to_jsonable, write_atomic
 
 COLUMNS = (
-    "job", "method", "epsilon", "delta", "accuracy", "steps", "noise_multiplier", "status", "folder", "overrides",
+    "job", "method", "epsilon", "delta", "accuracy", "r2", "steps", "noise_multiplier", "status", "folder", "overrides",
 )  # fmt: skip
 METRICS = ("accuracy", "auc", "r2", "loss")
 SHARES = ("accuracy", "auc")
@@ -201,6 +201,7 @@ def _row(job: JobRecord) -> dict[str, Any]:
         "asked": settings.get("privacy.epsilon"),
         "delta": as_number(result.get("delta")),
         "accuracy": _metric(job, "accuracy"),
+        "r2": _metric(job, "r2"),
         "steps": result.get("steps"),
         "noise_multiplier": as_number(result.get("noise_multiplier")),
         "status": job.status,

@@ -507,3 +507,16 @@ def test_extreme_scales_reach_their_verified_minimum(method, epsilon, changes):
     y = np.sign(rng.normal(size=200))
     a_plan = checks.plan(method, epsilon=epsilon, **changes)
     assert np.isfinite(checks.fit(method, a_plan, x, y)).all()
+
+
+@pytest.mark.parametrize("method", ["output", "objective"])
+@pytest.mark.parametrize("loss", ["logistic", "smoothed_hinge", "huber"])
+def test_a_regularization_too_small_to_verify_is_refused_whatever_the_records_are(method, loss):
+    """A minimum that can be verified for some records only would tell them apart by failing; the limit is public."""
+    with pytest.raises(errors.ConfigError, match=r"regularization = 1e-08.*at least.*'auto'"):
+        checks.plan(method, loss=loss, epsilon=1e4, norm_bound=1e3, n_declared=50, regularization=1e-8)
+    smallest = checks.plan(method, loss=loss, epsilon=1e4, norm_bound=1e3, solution_norm=1e9)
+    rng = np.random.default_rng(6)
+    for n in (0, 1, 2, 5, 50):
+        x = rng.normal(size=(n, 4)) * 1e3
+        checks.fit(method, smallest, x, np.sign(rng.normal(size=n)))
