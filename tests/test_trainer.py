@@ -237,7 +237,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"method": "output", "noise_multiplier": 1.0}, "Give epsilon"),
     ({"method": "objective", "model": "softmax"}, "rank one per record"),
     ({"method": "objective", "model": "ridge"}, "gradient is bounded over all"),
-    ({"method": "adassp"}, "no proof of this package covers"),
+    ({"method": "adassp"}, "sufficient statistics of squared loss"),
     ({"method": "output", "variant": "kst12"}, "variant = 'kst12'"),
     ({"variant": "pure", "delta": 1e-5}, "delta = 1e-05.*0 with variant"),
     ({"loss_parameter": 0.5}, "loss_parameter = 0.5.*linear_svm"),

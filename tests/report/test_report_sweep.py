@@ -34,7 +34,8 @@ def test_writes_table_plot_and_page(read_page: Read, sweep_folder: Make) -> None
     assert (found["jobs"], found["done"], found["failed"], found["metric"]) == (8, 8, [], "accuracy")
     rows = rows_of(sweep)
     assert list(rows[0]) == [
-        "job", "method", "epsilon", "delta", "accuracy", "steps", "noise_multiplier", "status", "folder", "overrides",
+        "job", "method", "epsilon", "delta", "accuracy", "r2", "steps", "noise_multiplier", "status", "folder",
+        "overrides",
     ]  # fmt: skip
     assert [row["job"] for row in rows] == [str(i) for i in range(8)]
     assert {row["status"] for row in rows} == {"done"}
