@@ -113,10 +113,10 @@ def _search(atom: ObjectivePerturbation, delta_target: float, relation: str) -> 
     if holds(0.0):
         return 0.0
     high = max(1e-3, jacobian_constant(atom) + gaussian_epsilon_unchecked(delta_target, 2 * ratio(atom)))
-    while not holds(high):
+    while high < 1e9 and not holds(high):
         high *= 1.5
-        if not high < 1e9:
-            return math.inf
+    if not high < 1e9:
+        return math.inf
     low = high / 1.5
     while holds(low):
         low, high = low / 1.5, low
