@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpml.accounting.dataset_ledger import CAP_FILTERS
+from dpml.erm import PURE_VARIANTS
 from dpml.errors import ConfigError, invalid
+from dpml.linear_methods import ALL_VARIANTS
 
 if TYPE_CHECKING:
     from dpml.trainer import PrivateTrainer
 
 MODELS = ("logreg", "softmax", "linear_svm", "ridge", "huber", "mlp")
 METHODS = ("dp_sgd", "output", "objective", "dp_gd", "adassp", "auto", "nonprivate")
-ALL_VARIANTS = ("default", "pure", "cms11", "kst12", "redberg23", "adassp")
 RELATIONS = ("add_remove", "replace_one")
 ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp")
 DEVICES = ("auto", "cpu", "cuda")
@@ -40,7 +41,7 @@ def check_arguments(trainer: PrivateTrainer) -> None:
         way_out = "For a run without privacy use method='nonprivate'."
         raise invalid("epsilon", trainer.epsilon, "a finite number > 0 (from 1e-6 to 1e4)", way_out)
     one_of("variant", trainer.variant, ALL_VARIANTS)
-    pure = trainer.variant in ("pure", "cms11")
+    pure = trainer.variant in PURE_VARIANTS
     if trainer.delta is not None and pure and not (is_number(trainer.delta) and trainer.delta == 0):
         raise invalid(
             "delta", trainer.delta, f"0 with variant={trainer.variant!r}, which is pure ε-DP", "Leave it out."

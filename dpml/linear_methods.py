@@ -53,7 +53,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "output": ("default", "pure"),
     "adassp": ("default", "adassp"),
 }
-PURE = {("objective", "pure"), ("objective", "cms11"), ("output", "pure")}
+ALL_VARIANTS = tuple(dict.fromkeys(name for names in VARIANTS.values() for name in names))
 
 WHY_NOT = {
     (
@@ -71,7 +71,7 @@ WHY_NOT = {
 
 def is_pure(method: str, variant: str) -> bool:
     """Whether the method's noise gives δ = 0."""
-    return (method, variant) in PURE
+    return method in ("objective", "output") and variant in erm.PURE_VARIANTS
 
 
 def check_pair(model: str, method: str) -> None:

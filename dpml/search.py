@@ -22,6 +22,7 @@ from dpml.accounting import Ledger
 from dpml.accounting.normal_form import flatten
 from dpml.accounting.verification import file_digest, result_digest
 from dpml.data import PrivateData, PublicInfo, Records
+from dpml.erm import PURE_VARIANTS
 from dpml.errors import ConfigError, LedgerError, ModelError, invalid
 from dpml.linear_methods import LINEAR_METHODS
 from dpml.mechanisms import NoiseSource, default_noise
@@ -30,7 +31,6 @@ from dpml.results import Guarantee, dumps, to_jsonable
 from dpml.runs import Plan, Progress, RunResult, public_description
 from dpml.search_arguments import (
     PUBLIC_TEST,
-    PURE_VARIANTS,
     REPEAT,
     Settings,
     check_names,

@@ -20,7 +20,6 @@ MECHANISMS = (REPEAT, EXPONENTIAL)
 DISTRIBUTIONS = ("tnb", "poisson")
 PUBLIC_TEST = "public_test"
 SELECTION_PAID = "selection paid for"
-PURE_VARIANTS = ("pure", "cms11")
 MOST_CANDIDATES = 10_000
 MOST_RUNS = 1_000.0
 

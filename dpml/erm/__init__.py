@@ -5,13 +5,14 @@ from dpml.erm.gradient_descent import GradientDescentPlan, Softmax, fit_dp_gd, p
 from dpml.erm.linear import AdaSspPlan, fit_adassp, plan_adassp
 from dpml.erm.losses import LossConstants, logistic_constants, make_loss, softmax_constants
 from dpml.erm.nonprivate import fit_nonprivate
+from dpml.erm.objective import PURE_VARIANTS, ObjectivePlan, fit_objective, plan_objective
 from dpml.erm.objective import VARIANTS as OBJECTIVE_VARIANTS
-from dpml.erm.objective import ObjectivePlan, fit_objective, plan_objective
 from dpml.erm.output import OutputPlan, fit_output, plan_output
 from dpml.erm.solver import Solution, minimise
 
 __all__ = [
     "OBJECTIVE_VARIANTS",
+    "PURE_VARIANTS",
     "AdaSspPlan",
     "GradientDescentPlan",
     "LossConstants",

@@ -18,14 +18,15 @@ from scipy.optimize import brentq
 from dpml import errors
 from dpml.accounting import ADD_REMOVE, Event, Gaussian, calibrate
 from dpml.erm.losses import Rows, Squared, Vector, weighted_gram
-from dpml.erm.output import UNLUCKY, Charge
+from dpml.erm.output import Charge, output_lambda, output_sensitivity
 from dpml.erm.rows import bounded_rows
 from dpml.erm.rules import (
     AUTO,
     Regularization,
-    approximation_slack,
     changed_records,
+    check_lambda,
     check_public,
+    least_lambda,
     solver_tolerance,
     sum_form,
 )
@@ -182,19 +183,29 @@ class OutputRidgePlan:
 def ridge_output_lambda(
     *, n_declared: int, norm_bound: float, solution_norm: float, noise_multiplier: float, changed: int
 ) -> float:
-    """λ³ = 2 · ``UNLUCKY`` · nβ(Δ₁s)²/S², the rule of :func:`~dpml.erm.output.output_lambda`, with β = R² and
+    """λ³ = 2 · 6.635 · nβ(Δ₁s)²/S², the rule of :func:`~dpml.erm.output.output_lambda`, with β = R² and
     Δ₁ = ``changed`` · R(R S + 1) of squared loss over the ball (sum form, public values only)."""
-    constants = Squared(solution_norm).constants(norm_bound)
-    scaled = changed * constants.lipschitz * noise_multiplier / solution_norm
-    return float((2.0 * UNLUCKY * n_declared * constants.smoothness * scaled**2) ** (1.0 / 3.0))
+    return output_lambda(
+        n_declared=n_declared,
+        norm_bound=norm_bound,
+        solution_norm=solution_norm,
+        noise_multiplier=noise_multiplier,
+        changed=changed,
+        constants=Squared(solution_norm).constants(norm_bound),
+    )
 
 
 def ridge_output_sensitivity(
     *, norm_bound: float, solution_norm: float, lambda_sum: float, tolerance: float, changed: int
 ) -> float:
     """L2 sensitivity of the released solution: ``changed`` · R(R S + 1)/λ + 2τ/λ (docs/proofs-linear.md, section 2)."""
-    exact = changed * Squared(solution_norm).constants(norm_bound).lipschitz / lambda_sum
-    return exact + approximation_slack(tolerance, lambda_sum)
+    return output_sensitivity(
+        norm_bound=norm_bound,
+        lambda_sum=lambda_sum,
+        tolerance=tolerance,
+        changed=changed,
+        lipschitz=Squared(solution_norm).constants(norm_bound).lipschitz,
+    )
 
 
 def plan_output_ridge(
@@ -231,19 +242,23 @@ def plan_output_ridge(
         solution_norm=solution_norm,
     )
     changed = changed_records(neighboring_relation)
+    constants = Squared(solution_norm).constants(norm_bound)
     given = sum_form(regularization, n_declared)
+    if given is not None:
+        check_lambda(given, constants.smoothness, n_declared, regularization)
     multiplier = calibrate(
         Gaussian, epsilon=epsilon, delta=delta, accountant=accountant, neighboring_relation=neighboring_relation
     )
     unit_multiplier = multiplier / changed  # the event counts noise per record's contribution
-    lambda_sum = given or ridge_output_lambda(
+    chosen = ridge_output_lambda(
         n_declared=n_declared,
         norm_bound=norm_bound,
         solution_norm=solution_norm,
         noise_multiplier=unit_multiplier,
         changed=changed,
     )
-    tolerance = solver_tolerance(Squared(solution_norm).constants(norm_bound).lipschitz, n_declared)
+    lambda_sum = given or max(chosen, least_lambda(constants.smoothness))
+    tolerance = solver_tolerance(norm_bound, n_declared, lipschitz=constants.lipschitz)
     sensitivity = ridge_output_sensitivity(
         norm_bound=norm_bound,
         solution_norm=solution_norm,

@@ -7,6 +7,7 @@ contributes nothing, and the only things learned from the records are what :clas
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ CLASSES_ARE_PUBLIC = "classes='from_y': the set of labels that occur in y was de
 Self = TypeVar("Self", bound="PrivateEstimator")
 
 
-class PrivateEstimator(BaseEstimator):
+class PrivateEstimator(BaseEstimator, ABC):
     """Base of the estimators; a subclass states what must be declared and which trainer it stands for.
 
     Class attributes:
@@ -105,9 +106,9 @@ class PrivateEstimator(BaseEstimator):
             dtype=np.float64,
         )
 
+    @abstractmethod
     def _facts(self, y: np.ndarray) -> tuple[dict[str, Any], tuple[str, ...]]:
         """What :meth:`PrivateData.from_arrays` must be told of the target, and notes for the guarantee."""
-        raise NotImplementedError
 
     def _adds_constant(self) -> bool:
         return bool(self.fit_intercept)

@@ -287,3 +287,12 @@ def test_output_perturbation_over_the_ball_learns():
     errors_squared = (records.X_test @ theta - records.y_test) ** 2
     assert errors_squared.mean() < 0.15 * records.y_test.var()
     assert private["residual"] <= a_plan.tolerance
+
+
+def test_ridge_output_refuses_a_regularization_too_small_to_verify():
+    """The limit is public, so that no run fails on some records only (a failure would tell them apart)."""
+    public = {"n_declared": 50, "n_features": 3, "epsilon": 1e3, "delta": 1e-5, "norm_bound": 1e3}
+    with pytest.raises(errors.ConfigError, match=r"regularization = 1e-08.*at least"):
+        ball.plan_output_ridge(**public, regularization=1e-8)
+    plan = ball.plan_output_ridge(**public, solution_norm=1e6)
+    assert plan.lambda_sum >= 1e-4 * 1e6

@@ -1,7 +1,7 @@
 """Accuracy on the bundled Adult table, ε and δ as in the README: the mean of five runs is no worse than the promise.
 
 The noise comes from fixed test sources, so the outcome is deterministic (no false alarms); the same figures with secret
-noise: ``python experiments/adult_foundation.py``.  The thresholds leave room to what independent trials reached
+noise: ``experiments/private_erm.py --data adult``.  The thresholds leave room to what independent trials reached
 (objective 85.3 and 84.1 %, full-batch gradient descent 85.0 and 84.0, output 84.3 and about 82 at ε = 1 and 0.1).
 """
 
