@@ -1,9 +1,10 @@
 """Newton's method for J(θ) = Σ ℓ(xᵢᵀθ, yᵢ) + (lambda_sum/2)‖θ‖² + linearᵀθ (sum form), made for many sparse rows.
 
 A Newton step solves H p = -∇J, H = Σ ℓ'' x xᵀ + lambda_sum I, by conjugate gradients, so that all rows are only ever
-multiplied with vectors.  What makes it fast is the preconditioner: the same matrix from every k-th row, times k.  For a
-few thousand rows beyond the number of features its eigenvalues are those of H up to a small factor, and a digit costs
-one or two products.  The minimum of the objective over every k-th row is also where the search begins.
+multiplied with vectors.  What makes it fast is the preconditioner: the same matrix from a sample of the rows, taken by
+their curvature (as by leverage scores: Drineas, Mahoney & Muthukrishnan 2006).  With a few rows for every feature its
+eigenvalues are those of H up to a small factor, and a digit costs one or two products.  The search begins at the
+minimum of the objective over every k-th row.
 
 ℓ' need only be Lipschitz (smoothed hinge, Huber): ℓ'' is then an element of the generalised derivative, H is positive
 definite for lambda_sum > 0, and Newton with a line search on the value converges from everywhere, superlinearly at the
@@ -27,16 +28,21 @@ from scipy.linalg.blas import dsyrk, ssyrk
 from dpml.erm.losses import GlmLoss, Rows, Vector
 
 DENSE_LIMIT = 1500  # features up to which a preconditioning matrix is formed; above it only its diagonal
-SAMPLE_SHARE = 8  # one row in this many for start and preconditioner
-LEAST_SAMPLE = 4000  # rows below which there is no point in taking fewer
+SAMPLE_SHARE = 16  # one row in this many for the start, ...
+LEAST_START = 2000  # ... if these are at least so many
+LEAST_SAMPLE, SAMPLE_PER_FEATURE = 3000, 16  # rows of the preconditioner: at least, and for every feature ...
+MOST_SAMPLE = 8  # ... but not more than one in this many
+EVEN = 8  # one share in so many of its rows is spread evenly
 BLOCK = 2048  # rows made dense at a time
 MAX_CONJUGATE = 200  # steps for one direction
 MAX_BACKTRACKS = 60
 SUFFICIENT_DECREASE = 1e-4
 LOOSE = 0.5  # a step ends where the slope along it is below this share of what it was
+LEAP = 0.1  # a gradient norm below this share of the least so far is progress without a look at the value
 FLAT = 1e-10  # a predicted decrease below this share of the value drowns in rounding
 SINGLE = 1e-5  # single precision will do for a preconditioner whose least eigenvalue is above this share of its trace
-TRIANGLE_COST = 0.04  # of a multiplication in a triangle of XᵀX, against ...
+THIN = 0.125  # share of entries up to which sparse rows are multiplied with each other as they are
+TRIANGLE_COST = 0.07  # of a multiplication in a triangle of XᵀX, against ...
 SPARSE_COST, DENSE_COST = 5.0, 1.0  # ... that of an entry in one product with X and one with Xᵀ
 
 Solve = Callable[[Vector], Vector]
@@ -114,11 +120,11 @@ def start(problem: Problem) -> Vector:
     n = problem.x.shape[0]
     if n == 0:
         return -problem.linear / problem.lambda_sum
-    if n // SAMPLE_SHARE < LEAST_SAMPLE:
+    if n // SAMPLE_SHARE < LEAST_START:
         return np.zeros(problem.size)
     part = problem.every(SAMPLE_SHARE)
     # nearer than the sampling error of the gradient, √m, there is nothing to find
-    goal = 0.1 * math.sqrt(part.x.shape[0]) * math.sqrt(_mean_square(part.x))
+    goal = 0.1 * math.sqrt(part.x.shape[0]) * math.sqrt(mean_square(part.x))
     return descend(part, start(part), goal, 20)[0]
 
 
@@ -126,7 +132,7 @@ def descend(problem: Problem, theta: Vector, goal: float, max_steps: int) -> tup
     """Newton steps from ``theta`` until ‖∇J‖ ≤ ``goal`` or no progress is possible: ``(theta, steps)``."""
     z = problem.scores(theta)
     gradient = problem.gradient(theta, z)
-    norm = float(np.linalg.norm(gradient))
+    norm = least = float(np.linalg.norm(gradient))
     preconditioner = Preconditioner(problem)
     forcing = 0.1
     for step in range(max_steps):
@@ -137,7 +143,7 @@ def descend(problem: Problem, theta: Vector, goal: float, max_steps: int) -> tup
         accuracy = max(forcing, 0.3 * goal / norm)
         direction, along, count = conjugate_gradients(problem, curvatures, gradient, solve, accuracy)
         preconditioner.spent(count, accuracy)
-        found = line_search(problem, theta, z, gradient, direction, along)
+        found = line_search(problem, theta, z, gradient, direction, along, LEAP * least)
         if found is None:
             if preconditioner.rough:  # once more with a better one
                 preconditioner.refine()
@@ -148,6 +154,7 @@ def descend(problem: Problem, theta: Vector, goal: float, max_steps: int) -> tup
         norm = float(np.linalg.norm(gradient))
         if not math.isfinite(norm):
             return theta, step
+        least = min(least, norm)
         forcing = min(0.1, max(1e-10, 0.9 * (norm / before) ** 2))  # Eisenstat & Walker 1996, choice 2
     return theta, max_steps
 
@@ -185,14 +192,21 @@ def conjugate_gradients(
 
 
 def line_search(
-    problem: Problem, theta: Vector, z: Vector, gradient: Vector, direction: Vector, along: Vector
+    problem: Problem,
+    theta: Vector,
+    z: Vector,
+    gradient: Vector,
+    direction: Vector,
+    along: Vector,
+    near: float = 0.0,
 ) -> tuple[Vector, Vector, Vector] | None:
     """``(theta, z, gradient)`` after a step along ``direction``, ``None`` if no step makes progress.
 
     With φ(t) = J(θ + t p), convex: φ(t) ≤ φ(0) + t φ'(t), so where φ'(t) < 0 J has decreased.  The full step is taken
     if it decreases J enough; else t is found near the root of φ', which needs no product with the rows.  A root that
     is nearly exact is what makes Newton's method finite for piecewise quadratic losses (Keerthi & DeCoste 2005).  Where
-    values are flat to rounding, a gradient norm that falls will do.
+    values are flat to rounding, a gradient norm that falls will do; and one of at most ``near`` will do everywhere: the
+    caller lowers it by a factor each time, so that this happens a few times only and saves J near the end.
     """
     steep = float(gradient @ direction)
     if not steep < 0.0:
@@ -205,6 +219,8 @@ def line_search(
     full = after(1.0)
     end = float(full[2] @ direction)
     if LOOSE * steep <= end <= SUFFICIENT_DECREASE * steep:
+        return full
+    if float(np.linalg.norm(full[2])) <= near:
         return full
     if end > SUFFICIENT_DECREASE * steep:
         value = problem.value(theta, z)
@@ -250,14 +266,13 @@ class Preconditioner:
     """H⁻¹, roughly, renewed when that is cheaper than the products that an old one costs.
 
     Attributes:
-        stride: one row in so many is used.
+        size: so many rows are used, at most (:func:`sample`).
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         n, d = problem.x.shape
-        self.stride = max(1, min(SAMPLE_SHARE, n // LEAST_SAMPLE))
-        self._rows: Rows = None
+        self.size = min(n, max(LEAST_SAMPLE, min(SAMPLE_PER_FEATURE * d, n // MOST_SAMPLE)))
         self._solve: Solve | None = None
         self._fresh = False
         self._count = 0  # products since it was made
@@ -268,18 +283,17 @@ class Preconditioner:
 
     @property
     def rough(self) -> bool:
-        return self.stride > 1
+        return self.size < self.problem.x.shape[0]
 
     @property
     def price(self) -> float:
         """What forming it costs, in products with H."""
-        n, d = self.problem.x.shape
-        return TRIANGLE_COST * n * d * d / self.stride / self._product
+        return TRIANGLE_COST * self.size * self.problem.x.shape[1] ** 2 / self._product
 
     def refine(self) -> None:
         """Four times as many rows next time."""
-        self.stride = max(1, self.stride // 4)
-        self._rows = self._solve = None
+        self.size = min(self.problem.x.shape[0], 4 * self.size)
+        self._solve = None
 
     def spent(self, count: int, accuracy: float) -> None:
         """``count`` products were needed for the last direction."""
@@ -289,8 +303,9 @@ class Preconditioner:
 
     def at(self, curvatures: Vector, distance: float) -> Solve:
         """The solver for these curvatures where the gradient is ``distance`` times the goal."""
-        if self.problem.x.shape[1] > DENSE_LIMIT:
-            return self._blocks(lambda weights: _diagonal(self.problem.x, weights, self.problem.lambda_sum), curvatures)
+        x, lambda_sum = self.problem.x, self.problem.lambda_sum
+        if x.shape[1] > DENSE_LIMIT:
+            return self._blocks(lambda weights: _diagonal(x, weights, lambda_sum), curvatures)
         ahead = self._last * math.log(distance) / self._digits  # products, at the present rate
         if self._solve is not None and self._last > 3 and min(ahead, 2.0 * self._count) > self.price:
             if self._fresh and self._last > 12 and self.rough:
@@ -298,12 +313,7 @@ class Preconditioner:
             self._solve = None
         self._fresh = self._solve is None
         if self._solve is None:
-            if self._rows is None:
-                self._rows = _every(self.problem.x, self.stride)
-            rows, scale = self._rows, self.problem.x.shape[0] / max(1, self._rows.shape[0])
-            self._solve = self._blocks(
-                lambda weights: _factor(rows, weights * scale, self.problem.lambda_sum), curvatures[:: self.stride]
-            )
+            self._solve = self._blocks(lambda weights: _factor(*sample(x, weights, self.size), lambda_sum), curvatures)
             self._count = 0
         return self._solve
 
@@ -317,26 +327,31 @@ class Preconditioner:
         )
 
 
+def sample(x: Rows, weights: Vector, size: int) -> tuple[Rows, Vector]:
+    """At most ``size`` rows and weights v with Σ v x xᵀ ≈ Σ w x xᵀ over all rows, for weights w (n,) ≥ 0.
+
+    A row is taken with a share that grows with its weight, as most rows of lopsided classes have nearly none: with the
+    same number of rows the sum is much nearer than with every k-th row.  One share in ``EVEN`` is spread evenly.
+    Nothing is drawn: rows are met in equal steps of the summed shares, a heavy one perhaps several times.
+    """
+    n = x.shape[0]
+    if size >= n:
+        return x, weights
+    shares = weights + (float(weights.sum()) / (n * (EVEN - 1.0)) or 1.0)
+    ends = np.cumsum(shares)
+    step = float(ends[-1]) / size
+    met = np.searchsorted(ends, step * (np.arange(size) + 0.5))
+    chosen, times = np.unique(np.minimum(met, n - 1), return_counts=True)
+    return x[chosen], weights[chosen] * times * step / shares[chosen]
+
+
 def _factor(rows: Rows, weights: Vector, lambda_sum: float) -> Solve:
-    """r ↦ (Σ w x xᵀ + lambda_sum I)⁻¹ r by Cholesky, in single precision where that is harmless."""
-    d = rows.shape[1]
-    roots = np.sqrt(weights)
-    single = lambda_sum > SINGLE * float(weights.sum()) * _mean_square(rows)
-    kind, product = (np.float32, ssyrk) if single else (np.float64, dsyrk)
-    matrix = np.zeros((d, d), dtype=kind, order="F")
-    for first in range(0, rows.shape[0], BLOCK):
-        block, factors = rows[first : first + BLOCK], roots[first : first + BLOCK]
-        if sparse.issparse(block):
-            data = (block.data * np.repeat(factors, np.diff(block.indptr))).astype(kind, copy=False)
-            scaled = sparse.csr_array((data, block.indices, block.indptr), shape=block.shape).toarray()
-        else:
-            scaled = (block * factors[:, None]).astype(kind, copy=False)
-        matrix = product(1.0, scaled.T, 1.0, matrix, overwrite_c=1)
-    matrix = np.asarray(matrix, dtype=np.float64)
+    """r ↦ (Σ w x xᵀ + lambda_sum I)⁻¹ r by Cholesky."""
+    matrix = _weighted_gram(rows, weights, lambda_sum)
+    diagonal = np.diagonal(matrix).copy()
     ridge = lambda_sum
-    diagonal = matrix[np.diag_indices(d)].copy()
     for _ in range(20):
-        matrix[np.diag_indices(d)] = diagonal + ridge
+        np.fill_diagonal(matrix, diagonal + ridge)
         try:
             factor = cho_factor(matrix, lower=False, check_finite=False)
         except LinAlgError:  # a tiny lambda_sum beside a huge curvature
@@ -344,6 +359,29 @@ def _factor(rows: Rows, weights: Vector, lambda_sum: float) -> Solve:
             continue
         return lambda r: np.asarray(cho_solve(factor, r, check_finite=False))
     return lambda r: r / (diagonal + lambda_sum)
+
+
+def _weighted_gram(rows: Rows, weights: Vector, lambda_sum: float) -> Vector:
+    """Σ w x xᵀ, shape (d, d), the upper triangle at least; dense rows in single precision where that is harmless."""
+    n, d = rows.shape
+    roots = np.sqrt(weights)
+    if sparse.issparse(rows) and rows.nnz <= THIN * n * d:
+        scaled = _scaled(rows, roots)
+        return np.asarray((scaled.T @ scaled).toarray(), dtype=np.float64)
+    single = lambda_sum > SINGLE * float(weights.sum()) * mean_square(rows)
+    kind, product = (np.float32, ssyrk) if single else (np.float64, dsyrk)
+    matrix = np.zeros((d, d), dtype=kind, order="F")
+    for first in range(0, n, BLOCK):
+        block, factors = rows[first : first + BLOCK], roots[first : first + BLOCK]
+        part = _scaled(block, factors, kind).toarray() if sparse.issparse(block) else block * factors[:, None]
+        matrix = product(1.0, part.astype(kind, copy=False).T, 1.0, matrix, overwrite_c=1)
+    return np.asarray(matrix, dtype=np.float64)
+
+
+def _scaled(rows: Rows, factors: Vector, kind: type = np.float64) -> Rows:
+    """CSR rows times a factor each."""
+    data = (rows.data * np.repeat(factors, np.diff(rows.indptr))).astype(kind, copy=False)
+    return sparse.csr_array((data, rows.indices, rows.indptr), shape=rows.shape)
 
 
 def _diagonal(x: Rows, weights: Vector, lambda_sum: float) -> Solve:
@@ -361,7 +399,7 @@ def _every(x: Rows, k: int) -> Rows:
     return x[::k] if sparse.issparse(x) else np.ascontiguousarray(x[::k])
 
 
-def _mean_square(x: Rows) -> float:
+def mean_square(x: Rows) -> float:
     """Mean of ‖x‖² over the rows."""
     values = x.data if sparse.issparse(x) else x.reshape(-1)
-    return float(values @ values) / max(1, x.shape[0])
+    return float(np.einsum("i,i->", values, values)) / max(1, x.shape[0])

@@ -96,16 +96,60 @@ def test_the_line_search_gets_there_from_far_away(monkeypatch):
 
 def test_a_sample_of_the_rows_is_only_a_start(monkeypatch):
     """Rows whose order is the worst for taking every k-th one: the sample sees one class and one direction only."""
-    x, y, b = random_problem(n=400, d=6)
-    x[::8], y[::8] = x[0], 1.0
+    x, y, b = random_problem(n=800, d=6)
+    x[:: newton.SAMPLE_SHARE], y[:: newton.SAMPLE_SHARE] = x[0], 1.0
     exact = erm.minimise(x, y, 0.3, linear=b, tolerance=1e-10).theta
+    monkeypatch.setattr(newton, "LEAST_START", 3)
     monkeypatch.setattr(newton, "LEAST_SAMPLE", 3)
+    monkeypatch.setattr(newton, "SAMPLE_PER_FEATURE", 1)
     sampled = []
     honest = newton.Problem.every
     monkeypatch.setattr(newton.Problem, "every", lambda self, k: sampled.append(k) or honest(self, k))
     for rows in (x, sparse.csr_array(x)):
         assert erm.minimise(rows, y, 0.3, linear=b, tolerance=1e-10).theta == pytest.approx(exact, abs=1e-9)
     assert len(sampled) == 4
+
+
+@pytest.mark.parametrize("size", [40, 1000, 20_000, 10**6])
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+def test_a_weighted_sample_stands_for_all_rows(size, kind):
+    """Σ v x xᵀ against Σ w x xᵀ in the norm of the latter, for lopsided weights: 1 % of the rows hold nearly all.
+
+    With shares ∝ w a row's term is at most (8/7)·Σw/m, so that the relative error of random draws is about
+    √(8/7 · 2d/m) (matrix Bernstein without its logarithm, rows of a normal in d dimensions); equal steps are no worse.
+    """
+    n, d = 50_000, 4
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(n, d))
+    weights = np.where(rng.random(n) < 0.01, 0.25, 1e-5 * rng.random(n))
+    rows, shares = newton.sample(kind(x), weights, size)
+    assert rows.shape[0] == len(shares) <= min(size, n)
+    assert (shares >= 0.0).all()
+    dense = rows.toarray() if sparse.issparse(rows) else rows
+    whole, part = x.T @ (x * weights[:, None]), dense.T @ (dense * shares[:, None])
+    root = np.linalg.inv(np.linalg.cholesky(whole))
+    error = np.linalg.norm(root @ (part - whole) @ root.T, 2)
+    assert error <= (1e-12 if size >= n else 3.0 * np.sqrt(8 / 7 * 2 * d / size))
+
+
+@pytest.mark.parametrize("weights", [np.zeros(90), np.eye(90)[3], np.full(90, np.nan)], ids=["none", "one", "nan"])
+def test_a_sample_for_weights_that_vanish(weights):
+    """The sum of the weights is kept to one step of nine on either side."""
+    rows, shares = newton.sample(np.ones((90, 2)), weights, 9)
+    assert 1 <= rows.shape[0] == len(shares) <= 9
+    assert shares.sum() == pytest.approx(weights.sum(), rel=2 / 9, nan_ok=True)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_preconditioner_of_thin_and_of_full_rows(monkeypatch, share):
+    """Sparse rows are multiplied as they are or in dense blocks: the same (Σ w x xᵀ + λ I)⁻¹ r, here by numpy."""
+    monkeypatch.setattr(newton, "THIN", share)
+    monkeypatch.setattr(newton, "BLOCK", 7)
+    rng = np.random.default_rng(2)
+    x, weights, r = rng.normal(size=(40, 5)) * (rng.random((40, 5)) < 0.4), rng.random(40), rng.normal(size=5)
+    expected = np.linalg.solve(x.T @ np.diag(weights) @ x + 1e-7 * np.eye(5), r)
+    for rows in (x, sparse.csr_array(x)):
+        assert newton._factor(rows, weights, 1e-7)(r) == pytest.approx(expected, rel=1e-9)
 
 
 def general_gradient(loss, theta, x, y, lambda_sum, linear):
@@ -224,6 +268,38 @@ def test_row_norms(monkeypatch):
     expected = [np.linalg.norm(row) for row in x]
     assert solver.row_norms(x) == pytest.approx(expected)
     assert solver.row_norms(sparse.csr_array(x)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", [LOGISTIC, SmoothedHinge(), Huber(0.2), Squared(3.0)], ids=repr)
+def test_the_bound_on_rounding_is_above_the_estimate(loss):
+    """And is infinite where no bound on the slope is known, so that the estimate is asked."""
+    rng = np.random.default_rng(5)
+    for scale in (1e-3, 1.0, 30.0):
+        x, y, b = random_problem(n=200)
+        x, theta = scale * x * rng.random((200, 1)), scale * rng.normal(size=4)
+        for rows in (x, sparse.csr_array(x)):
+            bound = solver.rounding_bound(loss, theta, rows, 0.3, b)
+            assert bound >= solver.rounding_estimate(loss, theta, rows, y, 0.3, b) * (1 - 1e-12)
+            assert np.isinf(bound) == (loss.name == "squared")
+    zero = erm.minimise(np.zeros((3, 4)), np.zeros(3), 0.3, linear=b, loss=loss).theta  # 0 · ∞ without a warning
+    assert zero == pytest.approx(-b / 0.3)
+
+
+def check_rounding_counts():
+    """Rows of zeros: θ = -b/λ has a computed gradient of exactly 0, yet λθ + b is only known to 2u, above the goal."""
+    with pytest.raises(errors.SolverError, match=r"rounding up to 4\.44e-16"):
+        erm.minimise(np.zeros((3, 2)), np.ones(3), 1.0, linear=[1.0, 0.0], tolerance=4e-16)
+
+
+def test_rounding_counts():
+    check_rounding_counts()
+    assert erm.minimise(np.zeros((3, 2)), np.ones(3), 1.0, linear=[1.0, 0.0], tolerance=1e-15).gradient_norm == 0.0
+
+
+def test_planted_bug_rounding_forgotten(monkeypatch):
+    monkeypatch.setattr(solver, "rounding_bound", lambda *arguments: 0.0)
+    with pytest.raises(pytest.fail.Exception):
+        check_rounding_counts()
 
 
 @pytest.mark.parametrize("root", [1e-3, 0.4, 1.0, 3.0, 1e6])
