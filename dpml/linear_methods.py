@@ -82,7 +82,7 @@ def check_pair(model: str, method: str) -> None:
     why = WHY_NOT.get((model, method))
     if why is None and method == "adassp":
         why = "its proof is for the sufficient statistics of squared loss. Use model='ridge'."
-    elif why is None and known is None:
+    elif why is None and (known is None or model == "mlp"):
         why = "its proof needs a convex loss of a linear model. Use method='dp_sgd'."
     elif why is None:
         why = f"no proof of this package covers the pair. Methods for it: {', '.join(known or ())}."
@@ -248,4 +248,4 @@ def check_variant(trainer: PrivateTrainer, method: str) -> None:
             raise invalid("loss_parameter", trainer.loss_parameter, f"left out, or model one of: {takers}")
         if not math.isfinite(trainer.loss_parameter):
             raise invalid("loss_parameter", trainer.loss_parameter, "a finite number > 0")
-        make_loss(LOSS_OF[str(trainer.model)], trainer.loss_parameter)
+        make_loss(LOSS_OF[str(trainer.model)], trainer.loss_parameter)  # in its range?

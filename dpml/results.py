@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -61,6 +61,35 @@ class Trajectory:
     rdp: tuple[float, ...] | None
     zcdp: tuple[float, ...] | None
     notes: Mapping[str, str] = field(default_factory=dict)
+
+
+class CustodianOnly(Mapping[str, Any]):
+    """Diagnostics that tell about records: they stay in the process that holds the data.
+
+    A mapping to look things up in, and ``print`` shows it.  Its ``repr`` shows no value, and what pickle, joblib,
+    ``copy.deepcopy`` and ``dataclasses.asdict`` make of it is empty, since such copies travel.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return "CustodianOnly(not shown)"
+
+    def __str__(self) -> str:
+        return str(self._values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CustodianOnly, ()
 
 
 def to_jsonable(value: Any) -> Any:

@@ -21,11 +21,13 @@ from dpml import accounting
 from dpml.accounting import Ledger
 from dpml.accounting.normal_form import flatten
 from dpml.accounting.verification import file_digest, result_digest
+from dpml.arguments import check_noise_source
 from dpml.data import PrivateData, PublicInfo, Records
 from dpml.erm import PURE_VARIANTS
 from dpml.errors import ConfigError, LedgerError, ModelError, invalid
 from dpml.linear_methods import LINEAR_METHODS
 from dpml.mechanisms import NoiseSource, default_noise
+from dpml.processes import refuse_several
 from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
 from dpml.results import Guarantee, dumps, to_jsonable
 from dpml.runs import Plan, Progress, RunResult, public_description
@@ -173,6 +175,9 @@ class PrivateSearch(BaseEstimator):
             raise ConfigError(
                 "PrivateSearch scores right answers: it takes data with classes, not a regression target."
             )
+        if self.epsilon is None:
+            raise invalid("epsilon", None, "a finite number > 0", "Leave it out for 1.")
+        check_noise_source(self.noise_source)
         whole = self._whole_trainer()
         delta = public.usual_delta if whole.delta is None else whole.delta
         if delta >= 1.0 / public.n_declared:
@@ -261,6 +266,7 @@ class PrivateSearch(BaseEstimator):
             ConfigError, AccountingError, BudgetExceededError, RunFolderError: nothing was read.
             DataError, LedgerError, SolverError: nothing was released; what was charged stays spent.
         """
+        refuse_several("PrivateSearch", "Its candidates are trained one after the other in one process.")
         plan, candidates = self._prepare(data.public)
         cap = self._whole_trainer()._dataset_ledger()
         name = "in memory" if self.run_dir is None else str(Path(self.run_dir).absolute())

@@ -67,6 +67,13 @@ def check_names(where: str, arguments: object) -> dict[str, Any]:
             raise invalid(f"{where}: argument", name, f"one of {known}", f"Did you mean {near[0]!r}?" if near else "")
     if arguments.get("method") == "nonprivate":
         raise invalid(f"{where}: method", "nonprivate", "a private method", "A search pays for every model it trains.")
+    if arguments.get("sampling") == "fixed_size":
+        raise invalid(
+            f"{where}: sampling",
+            "fixed_size",
+            "'poisson' in a search",
+            "How many records the training part has is decided by coins, and a sample of fixed size needs that number.",
+        )
     return dict(arguments)
 
 

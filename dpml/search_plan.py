@@ -39,6 +39,9 @@ from dpml.version import __version__
 CONTRIBUTION = 0.5
 """One hold-out record adds +1/2 (right) or −1/2 (wrong) to the score, so this is its norm; see :func:`score_std`."""
 
+_SAID_ALREADY = ("schema, classes, bounds and n_declared were fixed", "floating-point noise")
+"""Beginnings of a run's assumptions that a search states in its own words."""
+
 _SMALLEST_SHARE = 1e-3  # of ε, for one base run
 _TRIALS = 40
 _NEAR = 0.005  # of ln ε
@@ -50,17 +53,45 @@ def common_event(events: Sequence[Event]) -> Event:
 
     A run that draws one of the candidates and says which is no farther from its neighbour than the worst candidate
     (quasi-convexity), so this event may stand for it.  Taken part by part: of Gaussians the least noise; of objective
-    perturbations the least noise and the least regularisation (its bound grows with neither); a Poisson-sampled
-    Gaussian is dropped where another has at least its rate and steps and at most its noise (it can be degraded to it);
-    everything else, and what is not comparable, is composed.
+    perturbations the least noise and the least regularisation (its bound grows with neither); steps of a
+    Poisson-sampled Gaussian are stood for by as many steps of another one with at least its rate and at most its noise
+    (which can be degraded to it), where those are not needed for the same candidate's own (:func:`_fewest`); everything
+    else, and what is not comparable, is composed.
     """
     parts = [_parts(event) for event in events]
     strongest: dict[Any, tuple[Event, int]] = {}
     for found in parts:
         for key, (atom, count) in found.items():
             strongest[key] = _join(strongest[key], (atom, count)) if key in strongest else (atom, count)
-    kept = [one for one in strongest.values() if not any(_covers(other, one) for other in strongest.values())]
+    kept = _fewest(strongest, [{key: count for key, (_, count) in found.items()} for found in parts])
     return Composed(tuple(SelfComposed(atom, count) if count > 1 else atom for atom, count in kept))
+
+
+def _fewest(strongest: Mapping[Any, tuple[Event, int]], loads: list[dict[Any, int]]) -> list[tuple[Event, int]]:
+    """The atoms of ``strongest`` without those that others can stand for.
+
+    ``loads`` holds, for every candidate, how many steps of each atom it needs.  An atom is dropped if one other covers
+    it and has, for *every* candidate, enough steps for the candidate's own and for all that it stands for already.  So
+    each step of each candidate keeps a step of the result to itself.
+    """
+    kept = dict(strongest)
+    for key in sorted(strongest, key=lambda one: _strength(strongest[one][0])):
+        for other, (strong, steps) in kept.items():
+            if other == key or not _covers(strong, strongest[key][0]):
+                continue
+            if all(load.get(other, 0) + load.get(key, 0) <= steps for load in loads):
+                for load in loads:
+                    load[other] = load.get(other, 0) + load.pop(key, 0)
+                del kept[key]
+                break
+    return list(kept.values())
+
+
+def _strength(atom: Event) -> tuple[float, float]:
+    """Rate, then minus noise, of a sampled Gaussian: the weakest are stood for first."""
+    if isinstance(atom, PoissonSampled) and isinstance(atom.event, Gaussian):
+        return atom.sampling_probability, -atom.event.noise_multiplier
+    return math.inf, 0.0
 
 
 def _parts(event: Event) -> dict[Any, tuple[Event, int]]:
@@ -85,18 +116,13 @@ def _join(one: tuple[Event, int], other: tuple[Event, int]) -> tuple[Event, int]
     return a, max(times, again)
 
 
-def _covers(strong: tuple[Event, int], weak: tuple[Event, int]) -> bool:
-    """Whether a sampled Gaussian can be degraded to another one by dropping records, steps and adding noise."""
-    (a, times), (b, again) = strong, weak
+def _covers(a: Event, b: Event) -> bool:
+    """Whether a sampled Gaussian can be degraded to another one by dropping records and adding noise."""
     if a == b or not isinstance(a, PoissonSampled) or not isinstance(b, PoissonSampled):
         return False
     if not isinstance(a.event, Gaussian) or not isinstance(b.event, Gaussian):
         return False
-    return (
-        a.sampling_probability >= b.sampling_probability
-        and a.event.noise_multiplier <= b.event.noise_multiplier
-        and times >= again
-    )
+    return a.sampling_probability >= b.sampling_probability and a.event.noise_multiplier <= b.event.noise_multiplier
 
 
 def score_std(noise_multiplier: float) -> float:
@@ -310,7 +336,14 @@ def make_search_plan(
             delta=settings.delta,
             neighboring_relation=relation,
             accountant=settings.accountant,
-            assumptions=_assumptions(settings, number, private_score, one_run),
+            assumptions=_assumptions(
+                settings,
+                number,
+                private_score,
+                one_run,
+                own=[note for k in range(number) for note in make_trainer(k, base, base_delta).assumptions],
+                of_plans=[note for plan in plans for note in plan.guarantee.assumptions],
+            ),
         ),
         event=event,
         candidates=tuple(readable(one) for one in candidates),
@@ -418,8 +451,19 @@ def _unsupported(
     )
 
 
-def _assumptions(settings: Settings, number: int, private_score: bool, one_run: bool) -> tuple[str, ...]:
-    """What the proof takes for granted, the selection by name."""
+def _assumptions(
+    settings: Settings,
+    number: int,
+    private_score: bool,
+    one_run: bool,
+    *,
+    own: Sequence[str] = (),
+    of_plans: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """What the proof takes for granted, the selection by name.
+
+    ``own``: the user's assumptions of all candidates; ``of_plans``: everything that the candidates' own plans rest on.
+    """
     if settings.mechanism == REPEAT:
         law = "Poisson" if settings.shape is None else f"truncated negative binomial (shape {settings.shape:g})"
         how = (
@@ -434,7 +478,9 @@ def _assumptions(settings: Settings, number: int, private_score: bool, one_run: 
         how = f"{SELECTION_PAID}: one run only, nothing is compared"
     notes = [
         f"each individual contributes at most one record; neighbours differ by {settings.neighboring_relation}",
-        "schema, classes, bounds, n_declared and the candidates were fixed without looking at the records",
+        "schema, classes, bounds, n_declared and the candidates were fixed without looking at the records"
+        + (", except for what follows" if own else ""),
+        *dict.fromkeys(own),
         how,
     ]
     if private_score:
@@ -442,6 +488,7 @@ def _assumptions(settings: Settings, number: int, private_score: bool, one_run: 
     elif not one_run:
         notes.append("scores are those of a test set declared public")
     notes.append("every candidate's own proof holds (verified minima, secret Poisson batches)")
+    notes += [note for note in dict.fromkeys(of_plans) if note not in notes and not note.startswith(_SAID_ALREADY)]
     if not settings.secret:
         notes.append("NOT PRIVATE: the noise source is not secret (tests only)")
     notes.append("floating-point noise is treated as real-valued")

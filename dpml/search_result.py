@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpml.accounting import Trajectory
 from dpml.release import PrivateModel
-from dpml.results import RESULT_FORMAT, Guarantee, to_jsonable
+from dpml.results import RESULT_FORMAT, CustodianOnly, Guarantee, to_jsonable
 from dpml.search_arguments import SELECTION_PAID, readable
 from dpml.search_plan import SearchPlan
 from dpml.version import __version__
@@ -25,7 +25,8 @@ class SearchResult:
         model: the winner's model.
         score: noisy hold-out accuracy of the winner (``repeat`` only); too good on average, as it is that of a winner.
         metrics: on a test set declared public.
-        private: number of runs, candidates drawn, their scores, size of the parts: for the custodian only.
+        private: number of runs, candidates drawn, their scores, size of the parts: for the custodian only.  Not
+            part of the repr, of a pickle or of ``dataclasses.asdict``.
         failure: ``None``, or what is released in place of a model.
     """
 
@@ -40,9 +41,12 @@ class SearchResult:
     score: float | None
     accountant_used: str
     run_dir: Path | None
-    private: Mapping[str, Any]
+    private: Mapping[str, Any] = field(repr=False)
     failure: str | None = None
     command: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "private", CustodianOnly(self.private))
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ``result.json``: public or charged values only (``private`` is left out)."""

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 from absl import logging as absl_logging
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, database=None)  # the same draws in every run
+settings.load_profile("repeatable")
 
 # dp-accounting brings absl, whose log handler closes the stream that it was born with whenever logging is configured
 # anew (Hydra does); under pytest that stream is pytest's own capture file

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from dpml import PrivateData, accounting, search
+from dpml import PrivateData, accounting, search, search_plan
 from dpml.accounting import Gaussian, read_ledger
 from dpml.data import PublicInfo, Records
 from dpml.mechanisms import FixedNoise, default_noise
@@ -308,3 +308,48 @@ def check_everything_is_charged_before_the_data_are_read(folder: Any) -> None:
             cost = accounting.epsilon(event, 1e-5)
             assert cost == pytest.approx(found.guarantee_.epsilon, rel=1e-9)
             assert cost > 1.9
+
+
+# -- one event for all candidates -------------------------------------------------------------------------------------
+def sampled(rate: float, sigma: float, steps: int) -> accounting.Event:
+    return accounting.SelfComposed(accounting.PoissonSampled(rate, Gaussian(sigma)), steps)
+
+
+MIXED: dict[str, list[list[accounting.Event]]] = {
+    "two noises of one candidate": [[sampled(0.1, 1.0, 100), sampled(0.1, 1.5, 100)]],
+    "beside a stronger candidate": [[sampled(0.1, 1.0, 100), sampled(0.1, 1.5, 100)], [sampled(0.1, 0.9, 100)]],
+    "two weak ones of one candidate": [[sampled(0.1, 1.0, 100)], [sampled(0.1, 1.2, 100), sampled(0.05, 1.1, 100)]],
+    "a chain": [
+        [sampled(0.1, 1.0, 60), sampled(0.08, 1.2, 60)],
+        [sampled(0.08, 1.2, 100), sampled(0.05, 2.0, 60)],
+        [sampled(0.05, 2.0, 120), sampled(0.02, 3.0, 60)],
+    ],
+}
+
+
+def check_common_event_costs_as_much_as_each_candidate() -> None:
+    """ε of the common event ≥ ε of what each candidate composes, by RDP and by PLD, under both relations."""
+    for name, candidates in MIXED.items():
+        events = [accounting.Composed(tuple(parts)) for parts in candidates]
+        common = search_plan.common_event(events)
+        for relation in ("add_remove", "replace_one"):
+            for accountant in ("rdp", "best"):
+                options = {"accountant": accountant, "neighboring_relation": relation}
+                costs = [accounting.epsilon(event, 1e-5, **options) for event in events]
+                assert accounting.epsilon(common, 1e-5, **options) >= max(costs) * (1 - 1e-6), (name, options)
+
+
+def check_assumptions_of_the_candidates_are_the_searchs() -> None:
+    """What trainer and candidates take for granted stands in the guarantee, and that it was not fixed beforehand."""
+    note, other = "labels were read from y", "the bounds were looked up"
+    candidates = [{"regularization": 0.1}, {"regularization": 1.0, "assumptions": [note, other]}]
+    search = PrivateSearch(candidates, {**OUTPUT, "assumptions": [note]}, epsilon=2.0, delta=1e-5).fit(small())
+    for guarantee in (search.guarantee_, search.plan_.guarantee):
+        assert guarantee.assumptions.count(note) == guarantee.assumptions.count(other) == 1
+        fixed = [text for text in guarantee.assumptions if "fixed without looking at the records" in text]
+        assert len(fixed) == 1
+        assert fixed[0].endswith("except for what follows")
+    assert note in search.result_.to_dict()["assumptions"]
+    plain = make().plan(small()).guarantee.assumptions
+    assert not any("except for" in text for text in plain)
+    assert sum("strongly convex objective" in text for text in plain) == 1  # what the candidates' own proofs rest on

@@ -160,10 +160,17 @@ class DatasetLedger:
         charged_as, priced = _cheaper(book, epsilon, delta, event)
         try:
             book.admit(priced)
-        except BudgetExceededError as error:
+        except BudgetExceededError:
+            how = "by what its method releases"
+            if charged_as == "statement":
+                how = (
+                    f"by its promise (epsilon = {epsilon:g}, delta = {delta:g}), since this filter bounds what its "
+                    "method releases no better"
+                )
             raise BudgetExceededError(
                 f"run {run!r} does not fit under the cap of {self.path}, epsilon = {self.epsilon:g}, "
-                f"delta = {self.delta:g}: charged by its {charged_as}, {error}"
+                f"delta = {self.delta:g}, by the filter {self.filter!r}. It is charged {how} "
+                f"({book.shortfall(priced)}). Nothing was used. Lower the run's budget, or raise the cap knowingly."
             ) from None
         return {"filter": book.settings(), "charged_as": charged_as}
 

@@ -201,14 +201,20 @@ class PrivacyFilter(ABC):
     def _fits(self, total: Sequence[float]) -> bool:
         return all(_within(value, budget) for value, budget in zip(total, self._budget, strict=True))
 
-    def _refusal(self, event: Event, price: Sequence[float]) -> str:
+    def shortfall(self, event: Event) -> str:
+        """What ``event`` needs of each amount, what is spent and what is left, in words."""
+        return self._shortfall(self._price_of(event))
+
+    def _shortfall(self, price: Sequence[float]) -> str:
         rows = zip(self._names, price, self._spent, self._budget, strict=True)
-        parts = [
+        return "; ".join(
             f"{name}: needs {needs:.6g}, {spent:.6g} of {budget:.6g} spent, {max(0.0, budget - spent):.6g} left"
             for name, needs, spent, budget in rows
-        ]
+        )
+
+    def _refusal(self, event: Event, price: Sequence[float]) -> str:
         return (
-            f"the {self.kind} filter refuses {event_name(event)!r} ({'; '.join(parts)}). Nothing was used. "
+            f"the {self.kind} filter refuses {event_name(event)!r} ({self._shortfall(price)}). Nothing was used. "
             "Add noise to this release, or stop here; the guarantee is the budget either way."
         )
 

@@ -26,6 +26,7 @@ from dpml.erm.rules import (
     changed_records,
     check_lambda,
     check_public,
+    check_scales,
     least_lambda,
     solver_tolerance,
     sum_form,
@@ -266,6 +267,14 @@ def plan_output_ridge(
         tolerance=tolerance,
         changed=changed,
     )
+    noise_std = unit_multiplier * sensitivity
+    values = {
+        "norm_bound": norm_bound,
+        "solution_norm": solution_norm,
+        "regularization": regularization,
+        "epsilon": epsilon,
+    }
+    check_scales(values, lambda_sum=lambda_sum, tolerance=tolerance, sensitivity=sensitivity, noise_std=noise_std)
     return OutputRidgePlan(
         epsilon=epsilon,
         delta=delta,
@@ -280,7 +289,7 @@ def plan_output_ridge(
         tolerance=tolerance,
         sensitivity=sensitivity,
         noise_multiplier=multiplier,
-        noise_std=unit_multiplier * sensitivity,
+        noise_std=noise_std,
         event=Gaussian(multiplier),
     )
 

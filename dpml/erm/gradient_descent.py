@@ -24,7 +24,7 @@ from dpml import errors
 from dpml.accounting import ADD_REMOVE, Event, Gaussian, SelfComposed, calibrate
 from dpml.erm.losses import LOGISTIC, GlmLoss, Huber, LossConstants, Rows, Squared, Vector, softmax_constants
 from dpml.erm.rows import bounded_rows
-from dpml.erm.rules import AUTO, changed_records, check_public
+from dpml.erm.rules import AUTO, changed_records, check_public, check_scales
 from dpml.mechanisms import NoiseSource, add_gaussian
 
 Charge = Callable[[Event], None]
@@ -34,7 +34,6 @@ LEAST_STEPS, MOST_STEPS = 100, 1000  # of the automatic choice
 LARGEST_STEPS = 10**6
 HIGHEST_RATE = 1e6
 SQUARED_CLIP = 0.5  # of squared loss by default, for rows of norm 1: residuals up to a quarter of the target's range
-NORM_BOUNDS = (1e-100, 1e100)  # so that its square is a normal number
 ROUNDING = 1e-9  # relative allowance of the sensitivity for rows and products that are rounded
 SPARSE_SHARE, SPARSE_SIZE = 0.25, 10_000  # dense rows with fewer nonzeros than this share are worked on as CSR
 
@@ -205,7 +204,7 @@ def plan_dp_gd(
         norm_bound=norm_bound,
         solution_norm=solution_norm,
     )
-    _check_descent(loss, norm_bound, regularization, max_grad_norm, steps, learning_rate, momentum)
+    _check_descent(loss, regularization, max_grad_norm, steps, learning_rate, momentum)
     clip = SQUARED_CLIP * norm_bound if max_grad_norm is None and _needs_clip(loss) else max_grad_norm
     bound = record_bound(loss, norm_bound, clip)
     smoothness = loss.constants(norm_bound).smoothness + regularization
@@ -235,6 +234,10 @@ def plan_dp_gd(
     multiplier = multiplier_of(count)
     rate, capped = rule_for(multiplier / math.sqrt(count)).peak(count)
     automatic = learning_rate == AUTO
+    allowance = 1.0 + ROUNDING
+    sensitivity, noise_std = changed_records(neighboring_relation) * bound * allowance, multiplier * bound * allowance
+    given = {"norm_bound": norm_bound, "loss": loss, "max_grad_norm": max_grad_norm, "epsilon": epsilon}
+    check_scales(given, sensitivity=sensitivity, noise_std=noise_std)
     return GradientDescentPlan(
         epsilon=epsilon,
         delta=delta,
@@ -248,13 +251,13 @@ def plan_dp_gd(
         regularization=float(regularization),
         max_grad_norm=None if clip is None else float(clip),
         gradient_bound=bound,
-        sensitivity=changed_records(neighboring_relation) * bound * (1.0 + ROUNDING),
+        sensitivity=sensitivity,
         steps=count,
         learning_rate=rate if automatic else float(learning_rate),
         momentum=float(momentum),
         capped=capped and automatic,
         noise_multiplier=multiplier,
-        noise_std=multiplier * bound * (1.0 + ROUNDING),
+        noise_std=noise_std,
         event=composed_event(multiplier, count),
     )
 
@@ -266,7 +269,6 @@ def _free_parameters(loss: Loss, n_features: int) -> int:
 
 def _check_descent(
     loss: Loss,
-    norm_bound: float,
     regularization: float,
     max_grad_norm: float | None,
     steps: int | None,
@@ -276,8 +278,6 @@ def _check_descent(
     """Refuse what is particular to this method (``ConfigError``)."""
     if not hasattr(loss, "constants"):
         raise errors.invalid("loss", loss, "a loss of dpml.erm.losses or Softmax(n_classes)")
-    if not NORM_BOUNDS[0] <= norm_bound <= NORM_BOUNDS[1]:
-        raise errors.invalid("norm_bound", norm_bound, f"from {NORM_BOUNDS[0]:g} to {NORM_BOUNDS[1]:g}")
     if not _number(momentum) or not 0.0 <= momentum < 1.0:
         raise errors.invalid("momentum", momentum, "a number >= 0 and < 1")
     if not _number(regularization) or not regularization >= 0.0:

@@ -29,6 +29,7 @@ from dpml.erm.rules import (
     Regularization,
     changed_records,
     check_public,
+    check_scales,
     sum_form,
 )
 from dpml.mechanisms import NoiseSource, add_gaussian
@@ -125,7 +126,7 @@ def best_cross_weight(norm_bound: float, solution_norm: float, n_features: int, 
     square = norm_bound * norm_bound
     if changed_records(neighboring_relation) == 1:
         return math.sqrt(norm_bound / math.sqrt(a))
-    return math.sqrt(min((math.sqrt(0.25 + 4.0 * a * square) - 0.5) / (2.0 * a), 2.0 * square))
+    return math.sqrt(2.0 * square / (math.sqrt(0.25 + 4.0 * a * square) + 0.5))  # the root, without cancellation
 
 
 def rounding_allowance(n_declared: int) -> float:
@@ -208,6 +209,22 @@ def plan_adassp(
     minimum_std = None
     if adaptive:
         minimum_std = unit_multiplier / math.sqrt(shares[0]) * minimum_sensitivity(norm_bound) * slack
+    values = {
+        "norm_bound": norm_bound,
+        "solution_norm": solution_norm,
+        "regularization": regularization,
+        "epsilon": epsilon,
+    }
+    lambda_sum = None if adaptive else given or RIDGE_SHARE * norm
+    cross_std = gram_std / weight
+    check_scales(
+        values,
+        sensitivity=sensitivity,
+        gram_std=gram_std,
+        cross_std=cross_std,
+        minimum_std=minimum_std,
+        lambda_sum=lambda_sum,
+    )
     return AdaSspPlan(
         epsilon=epsilon,
         delta=delta,
@@ -222,11 +239,11 @@ def plan_adassp(
         sensitivity=sensitivity,
         noise_multiplier=multiplier,
         gram_std=gram_std,
-        cross_std=gram_std / weight,
+        cross_std=cross_std,
         minimum_std=minimum_std,
         failure=failure,
         noise_norm=norm,
-        lambda_sum=None if adaptive else given or RIDGE_SHARE * norm,
+        lambda_sum=lambda_sum,
         event=make_event(multiplier),
     )
 

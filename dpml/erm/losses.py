@@ -62,6 +62,10 @@ class GlmLoss(Protocol):
     def constants(self, norm_bound: float) -> LossConstants: ...
 
 
+RANGES = {"smoothed_hinge": (1e-3, 1e3), "huber": (1e-6, 1e6), "squared": (1e-6, 1e9)}
+"""Public ranges of the parameter of each loss that has one."""
+
+
 @dataclass(frozen=True)
 class Logistic:
     """ℓ = ln(1 + e^{-yz}), y = ±1.  With p = 1/(1 + e^{yz}): ℓ' = -y p, ℓ'' = p(1-p), so |ℓ'| < 1 and ℓ'' ≤ 1/4."""
@@ -100,7 +104,7 @@ class SmoothedHinge:
     slope_bound: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check("width", self.width, 1e-3, 1e3)
+        _check("width", self.width, *RANGES[self.name])
 
     @property
     def curvature_bound(self) -> float:
@@ -136,7 +140,7 @@ class Huber:
     curvature_bound: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check("threshold", self.threshold, 1e-6, 1e6)
+        _check("threshold", self.threshold, *RANGES[self.name])
 
     @property
     def slope_bound(self) -> float:
@@ -171,7 +175,7 @@ class Squared:
     curvature_bound: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check("solution_bound", self.solution_bound, 1e-6, 1e9)
+        _check("solution_bound", self.solution_bound, *RANGES[self.name])
 
     def value(self, z: Vector, y: Vector) -> Vector:
         return (z - y) ** 2 / 2.0
@@ -205,6 +209,8 @@ def make_loss(name: str, parameter: float | None = None) -> GlmLoss:
             raise errors.invalid("loss_parameter", parameter, "left out with loss='logistic'")
         return LOGISTIC
     kind: Any = {"smoothed_hinge": SmoothedHinge, "huber": Huber, "squared": Squared}[name]
+    if parameter is not None:  # by the name that callers know, not that of the loss's own field
+        _check("solution_norm" if name == "squared" else "loss_parameter", parameter, *RANGES[name])
     made: GlmLoss = kind() if parameter is None else kind(parameter)
     return made
 

@@ -35,6 +35,7 @@ from dpml.accounting import (
     gaussian_noise_multiplier,
 )
 from dpml.accounting import epsilon as accounting_epsilon
+from dpml.accounting.events import MAX_SCALE
 from dpml.erm import published
 from dpml.erm.losses import GlmLoss, LossConstants, logistic_constants, make_loss, require
 from dpml.erm.problems import problem_count, problem_targets, solve_all, weight_shape
@@ -45,6 +46,7 @@ from dpml.erm.rules import (
     changed_records,
     check_lambda,
     check_public,
+    check_scales,
     least_lambda,
     solver_tolerance,
     sum_form,
@@ -115,6 +117,9 @@ class _Task:
     output_event: Event
 
     def objective_event(self, noise_std: float, lambda_sum: float) -> Event:
+        given = {"norm_bound": self.norm_bound, "solution_norm": self.solution_norm, "epsilon": self.epsilon}
+        check_scales(given, MAX_SCALE, noise_std=noise_std)  # the event holds no larger one
+        check_scales(given, MAX_SCALE**2, lambda_sum=lambda_sum)
         kind = "logistic" if self.loss.name == "logistic" else "monotone" if self.loss.monotone else "general"
         one = ObjectivePerturbation(
             noise_std=noise_std,
@@ -225,6 +230,21 @@ def plan_objective(
     )
     slack = math.sqrt(task.problems) * approximation_slack(tolerance, lambda_sum)
     size = n_features * task.problems
+    output_std = slack * (math.sqrt(size + 1.0) / (OUTPUT_SHARE * epsilon) if pure else output_unit)
+    values = {
+        "norm_bound": norm_bound,
+        "solution_norm": solution_norm,
+        "regularization": regularization,
+        "epsilon": epsilon,
+    }
+    check_scales(
+        values,
+        lambda_sum=lambda_sum,
+        noise_std=noise_std,
+        tolerance=tolerance,
+        output_sensitivity=slack,
+        output_std=output_std,
+    )
     return ObjectivePlan(
         epsilon=epsilon,
         delta=delta,
@@ -241,7 +261,7 @@ def plan_objective(
         noise_scale=noise_scale,
         tolerance=tolerance,
         output_sensitivity=slack,
-        output_std=slack * (math.sqrt(size + 1.0) / (OUTPUT_SHARE * epsilon) if pure else output_unit),
+        output_std=output_std,
         event=event,
         loss=loss,
         loss_parameter=loss_parameter,

@@ -26,6 +26,7 @@ from dpml.erm.rules import (
     changed_records,
     check_lambda,
     check_public,
+    check_scales,
     least_lambda,
     solver_tolerance,
     sum_form,
@@ -194,6 +195,14 @@ def plan_output(
         changed=changed,
         lipschitz=constants.lipschitz,
     )
+    noise_std = unit * sensitivity
+    values = {
+        "norm_bound": norm_bound,
+        "solution_norm": solution_norm,
+        "regularization": regularization,
+        "epsilon": epsilon,
+    }
+    check_scales(values, lambda_sum=lambda_sum, tolerance=tolerance, sensitivity=sensitivity, noise_std=noise_std)
     return OutputPlan(
         epsilon=epsilon,
         delta=delta,
@@ -208,7 +217,7 @@ def plan_output(
         tolerance=tolerance,
         sensitivity=sensitivity,
         noise_multiplier=multiplier,
-        noise_std=unit * sensitivity,
+        noise_std=noise_std,
         event=event,
         loss=loss,
         loss_parameter=loss_parameter,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Mapping
 from typing import Literal
 
 from dpml import errors
 from dpml.accounting import ADD_REMOVE, RELATIONS, REPLACE_ONE
+from dpml.ranges import LIMITS, check_norm_bound, is_number, is_within
 
 AUTO: Literal["auto"] = "auto"
 Regularization = float | str
@@ -14,6 +17,7 @@ Regularization = float | str
 RELATIVE_TOLERANCE = 1e-6
 LEAST_RATIO = 1e-4  # of λ and the largest curvature of one record
 LINEAR_TOLERANCE = 1e-9  # of the linear term's norm
+NORMAL = 1e-290  # what is smaller may lose digits, and then noise and sensitivity are not what they claim
 LARGE_N = 1_000_000  # beyond it the rounding of a sum over the records asks for a larger tolerance
 
 
@@ -33,11 +37,15 @@ def check_public(
     ``pure``: the noise is of the kind that gives δ = 0, and then δ must be 0.
     """
     for name, whole in (("n_declared", n_declared), ("n_features", n_features)):
-        if isinstance(whole, bool) or whole != int(whole) or whole < 1:
+        if not is_number(whole) or whole != int(whole) or whole < 1:
             raise errors.invalid(name, whole, "a whole number >= 1")
-    for name, number in (("epsilon", epsilon), ("norm_bound", norm_bound), ("solution_norm", solution_norm)):
-        if number is None or not (math.isfinite(number) and number > 0.0):
-            raise errors.invalid(name, number, "a finite number > 0")
+    check_norm_bound(norm_bound)
+    for name, number in (("epsilon", epsilon), ("solution_norm", solution_norm)):
+        low, high = LIMITS[name]
+        if not is_within(number, low, high):
+            raise errors.invalid(name, number, f"a finite number > 0 (from {low:g} to {high:g})")
+    if not is_number(delta):
+        raise errors.invalid("delta", delta, "a number in [0, 1)")
     if pure and delta != 0.0:
         raise errors.invalid("delta", delta, "0 with noise that gives pure ε-DP", "Gaussian noise uses δ > 0.")
     if not pure and not 0.0 < delta < 1.0:
@@ -45,6 +53,26 @@ def check_public(
         raise errors.invalid("delta", delta, "a number in (0, 1)", way_out)
     if neighboring_relation not in RELATIONS:
         raise errors.invalid("neighboring_relation", neighboring_relation, f"one of {RELATIONS}")
+
+
+def check_scales(given: Mapping[str, object], most: float = math.inf, **scales: float | None) -> None:
+    """ConfigError where a plan's noise or sensitivity is no normal float > 0; checked before anything is charged.
+
+    Args:
+        given: the arguments that the scales follow from, for the message.
+        most: largest number that the plan can use, where it is smaller than the largest float.
+        scales: numbers of the plan; ``None`` for one that it does not have.
+    """
+    for name, value in scales.items():
+        if value is None:
+            continue
+        if not NORMAL <= value <= min(most, sys.float_info.max):
+            values = ", ".join(f"{key} = {one!r}" for key, one in given.items())
+            raise errors.ConfigError(
+                f"{values} give a plan with {name} = {value!r}: it must be a finite number > 0"
+                + (f", at most {most:g}" if most < math.inf else " that floats can hold")
+                + ". Bring the arguments closer to 1, for example by rescaling features and norm_bound."
+            )
 
 
 def changed_records(neighboring_relation: str) -> int:
@@ -57,14 +85,11 @@ def sum_form(regularization: Regularization, n_declared: int) -> float | None:
 
     The objective (1/n_declared) Σ ℓ + (Λ/2)‖θ‖² times the *public* n_declared is Σ ℓ + (Λ n_declared/2)‖θ‖².
     """
-    if isinstance(regularization, str):
-        if regularization != AUTO:
-            raise errors.invalid("regularization", regularization, '"auto" or a finite number > 0 (mean form)')
+    if isinstance(regularization, str) and regularization == AUTO:
         return None
-    if not (math.isfinite(regularization) and regularization > 0.0):
-        raise errors.invalid(
-            "regularization", regularization, '"auto" or a finite number > 0', "The proofs need strong convexity."
-        )
+    if not is_number(regularization) or not float(regularization) > 0.0:
+        way_out = "The proofs need strong convexity."
+        raise errors.invalid("regularization", regularization, '"auto" or a finite number > 0 (mean form)', way_out)
     return float(regularization) * n_declared
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from dpml.data import PrivateData, transform_array
-from dpml.errors import ConfigError
+from dpml.data.cells import cell_number, is_missing, kind_of, labels_of
+from dpml.data.transform import as_numbers
+from dpml.errors import ConfigError, invalid
+from dpml.ranges import check_norm_bound
 from dpml.release import PrivateModel
 from dpml.results import Guarantee
 from dpml.trainer import PrivateTrainer
@@ -50,6 +53,7 @@ class PrivateEstimator(BaseEstimator, ABC):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True  # a row with NaN or infinity contributes nothing
+        tags.input_tags.string = True  # and so does one with a text that is no number; none of them is an error
         tags.input_tags.sparse = self._takes_sparse
         tags.non_deterministic = getattr(self.noise_source, "secret", True)
         return tags
@@ -64,14 +68,16 @@ class PrivateEstimator(BaseEstimator, ABC):
         Raises:
             ConfigError: a declaration is missing (all of them are named) or out of range, or ``sample_weight`` is
                 given; no record has been read.
-            ValueError: shapes or types do not fit.
+            ValueError: shapes or the types of whole arrays do not fit, or X has no row at all (a check for whoever
+                holds the data, before anything is charged).  What single cells and labels hold raises nothing.
         """
         self._ask_for_missing()
+        self._check_parameters()
         _refuse(unsupported)
         if y is None:
             validate_data(self, X, None)  # raises scikit-learn's own message
         X = self._rows(X, reset=True)
-        y = column_or_1d(y, warn=True)
+        y = _target(y)
         check_consistent_length(X, y)
         facts, notes = self._facts(y)
         data = PrivateData.from_arrays(
@@ -95,16 +101,32 @@ class PrivateEstimator(BaseEstimator, ABC):
                 f"off the data, since that would cost privacy. Example: {type(self).__name__}({self._example})."
             )
 
+    def _check_parameters(self) -> None:
+        """What would otherwise be taken in silence for something else."""
+        if self.epsilon is None and not hasattr(self, "noise_multiplier"):
+            raise invalid("epsilon", None, "a finite number > 0", "Leave it out for 1.")
+        if not isinstance(self.fit_intercept, bool | np.bool_):
+            raise invalid("fit_intercept", self.fit_intercept, "True or False")
+        if self.norm_bound is not None:
+            check_norm_bound(self.norm_bound)
+
     def _rows(self, X: Any, *, reset: bool) -> Any:
-        """``X`` as float64 (n, d), dense or CSR; names and number of features are checked or, at fit, noted."""
-        return validate_data(
-            self,
-            X,
-            reset=reset,
+        """``X`` as float64 (n, d), dense or CSR; names and number of features are checked or, at fit, noted.
+
+        Lists, and arrays and data frames of objects, are read cell by cell, never by numpy's common type.
+        """
+        as_it_is = sparse.issparse(X) or kind_of(X) == "c"  # complex numbers: scikit-learn has its own message
+        values = check_array(
+            X if as_it_is else as_numbers(X),
             accept_sparse="csr" if self._takes_sparse else False,
-            ensure_all_finite=False,
             dtype=np.float64,
+            ensure_all_finite=False,
+            estimator=self,
+            input_name="X",
         )
+        named = hasattr(X, "columns") or hasattr(X, "__dataframe__")
+        validate_data(self, X if named else values, reset=reset, skip_check_array=True)
+        return values
 
     @abstractmethod
     def _facts(self, y: np.ndarray) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -120,12 +142,6 @@ class PrivateEstimator(BaseEstimator, ABC):
         """Set the fitted attributes that follow from the released model."""
         self.model_ = model
         self.guarantee_ = guarantee
-
-    def __getstate__(self) -> Any:
-        """What pickle and joblib write: without the custodian's diagnostics, since pickled models travel."""
-        state = super().__getstate__()
-        result = state.get("result_") if isinstance(state, dict) else None
-        return state if result is None else {**state, "result_": replace(result, private={})}
 
     # -- scoring --------------------------------------------------------------------------------------------------
     def _encoded(self, X: Any) -> Any:
@@ -230,17 +246,44 @@ def _refuse(given: Mapping[str, Any]) -> None:
             )
 
 
+def _target(y: Any) -> np.ndarray:
+    """``y`` as an array (n,): an array keeps its type, of a list each item stays what it is."""
+    if isinstance(y, str) or any(hasattr(y, name) for name in ("dtype", "shape", "__array__")):
+        return np.asarray(column_or_1d(y if sparse.issparse(y) else np.asarray(y), warn=True))
+    return labels_of(y)
+
+
 def _labels_of(y: np.ndarray) -> list[Any]:
     """The sorted labels in ``y``, which the user declared public; ``ValueError`` unless they are two or more labels."""
-    assert_all_finite(y, input_name="y")
-    check_classification_targets(y)
-    labels: list[Any] = np.unique(y).tolist()
+    if y.dtype.kind == "O":
+        labels = _distinct_labels(y.tolist())
+    else:
+        assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
+        labels = np.unique(y).tolist()
     if len(labels) < 2:
         raise ConfigError(
-            f"classes = 'from_y' found one class in y, {labels[0]!r}: a classifier needs at least two classes. Declare "
-            "them, for example classes=[0, 1]; a class that does not occur is no problem."
+            f"classes = 'from_y' found one class in y, {labels[:1]!r}: a classifier needs at least two classes. "
+            "Declare them, for example classes=[0, 1]; a class that does not occur is no problem."
         )
     return labels
+
+
+def _distinct_labels(items: list[Any]) -> list[Any]:
+    """The different labels of a list, numbers before texts; of equal numbers (1, 1.0, True) the whole one."""
+    found: dict[Any, Any] = {}
+    for name in ("bool", "float", "int", "str"):
+        found |= {item: item for item in items if type(item).__name__ == name}
+    for item in items:
+        if type(item).__name__ not in ("bool", "float", "int", "str") or is_missing(item):
+            raise ConfigError(
+                f"classes = 'from_y' found {item!r} in y, which is no text and no number. List the classes instead: "
+                "a record with another label then contributes nothing."
+            )
+    numbers = [label for label in found.values() if not isinstance(label, str)]
+    if numbers:
+        check_classification_targets(np.array([cell_number(label) for label in numbers]))
+    return sorted(numbers) + sorted(label for label in found.values() if isinstance(label, str))
 
 
 def _label_array(classes: tuple[Any, ...]) -> np.ndarray:

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dpml.arguments import is_positive
 from dpml.data import Encoder, Schema
+from dpml.data.cells import objects_of
 from dpml.data.columns import IgnoredColumn, make_column
 from dpml.data.schema import as_schema
 from dpml.errors import ConfigError, DataError, invalid
@@ -44,8 +45,8 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):
         encoder_ (a :class:`dpml.data.Encoder`), n_features_in_, feature_names_in_ (with a data frame).
 
     Invalid cells become what the schema's ``on_invalid`` says; a record that it drops becomes a row of zeros, which
-    has no influence on a linear model without a further intercept.  Arrays are read by position: their columns are
-    those of the schema in its order, ignored ones included.
+    has no influence on a linear model without a further intercept.  Arrays and lists of rows are read by position:
+    their columns are those of the schema in its order, ignored ones included.  Each cell of a list is read as it is.
     """
 
     def __init__(
@@ -125,6 +126,8 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):
         if hasattr(X, "to_pandas") and hasattr(X, "__dataframe__"):  # another library's data frame
             validate_data(self, X, reset=reset, skip_check_array=True)
             return X.to_pandas()
+        if isinstance(X, list | tuple):
+            X = objects_of(X)  # numpy's common type would let one cell decide how all others are read
         values = validate_data(self, X, reset=reset, dtype=None, ensure_all_finite=False)
         width = values.shape[1]
         names = [f"x{index}" for index in range(width)] if schema is None else [c.name for c in schema.columns]
@@ -133,7 +136,7 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):
                 f"X is an array with {width} columns, the schema declares {len(names)}. Pass a data frame, or an array "
                 "with the schema's columns in its order."
             )
-        return pd.DataFrame(values, columns=names)
+        return pd.DataFrame(values, columns=names, dtype=object if values.dtype.kind == "O" else None)
 
     def _by_default(self, names: list[Any]) -> Schema:
         """The schema without a target in which ``default`` describes every column."""

@@ -34,6 +34,10 @@ _COMMON = (
     "epochs",
     "learning_rate",
     "momentum",
+    "optimizer",
+    "schedule",
+    "clipping",
+    "averaging",
     "solution_norm",
     "device",
     "seed",
@@ -60,7 +64,8 @@ class DPSGDClassifier(ClassifierParts, LinearParts):
         loss: per-example loss ``loss(logits, targets) -> (B,)`` for your own module; default cross entropy.
         seed: initialisation of ``"mlp"``; noise and sampling never depend on it.
         neighboring_relation, accountant, noise_multiplier, max_grad_norm, expected_batch_size, steps, epochs,
-        learning_rate, momentum, solution_norm, device: as in :class:`dpml.PrivateTrainer`.
+        learning_rate, momentum, optimizer, schedule, clipping, averaging, solution_norm, device: as in
+        :class:`dpml.PrivateTrainer`.
         dataset_ledger, dataset_epsilon, dataset_delta, dataset_filter, noise_source: as for
             :class:`~dpml.DPLogisticRegression`.
 
@@ -101,6 +106,10 @@ class DPSGDClassifier(ClassifierParts, LinearParts):
         dataset_delta: float | None = None,
         dataset_filter: str = "basic",
         noise_source: NoiseSource | None = None,
+        optimizer: str = "sgd",
+        schedule: str = "linear",
+        clipping: str = "flat",
+        averaging: str = "none",
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -128,6 +137,10 @@ class DPSGDClassifier(ClassifierParts, LinearParts):
         self.dataset_delta = dataset_delta
         self.dataset_filter = dataset_filter
         self.noise_source = noise_source
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.clipping = clipping
+        self.averaging = averaging
 
     @property
     def _needed(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -225,6 +238,10 @@ class DPSGDRegressor(RegressorParts):
         dataset_delta: float | None = None,
         dataset_filter: str = "basic",
         noise_source: NoiseSource | None = None,
+        optimizer: str = "sgd",
+        schedule: str = "linear",
+        clipping: str = "flat",
+        averaging: str = "none",
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -251,6 +268,10 @@ class DPSGDRegressor(RegressorParts):
         self.dataset_delta = dataset_delta
         self.dataset_filter = dataset_filter
         self.noise_source = noise_source
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.clipping = clipping
+        self.averaging = averaging
 
     def fit(self: Self, X: Any, y: Any, **unsupported: Any) -> Self:
         """Train on ``X (n, d)``, ``y (n,)``; see :meth:`DPLogisticRegression.fit`."""

@@ -156,7 +156,7 @@ def test_promises_share_the_delta_set_aside(tmp_path, kind):
     """Half of 1e-5 holds five promises of 1e-6; events still fit afterwards."""
     book = book_of(tmp_path / "people.ledger", kind)
     assert fill(book, None, (0.05, 1e-6)) == 5
-    with pytest.raises(BudgetExceededError, match="charged by its statement"):
+    with pytest.raises(BudgetExceededError, match=r"charged by its promise \(epsilon = "):
         book.reserve("one more", 0.05, 1e-6, None)
     book.reserve("with an event", *PROMISE, RUN)
     book.reserve("pure", 0.05, 0.0, None)

@@ -404,7 +404,8 @@ def test_no_adaptive_sequence_passes_the_budget(moves):
             assert math.sqrt(2 * math.log(1 / 5e-6) * squares) + squares / 2 <= 1.0
             assert delta <= 5e-6 * (1 + 2e-12)
         else:
-            assert all(rho * a + float(conversion(a, 5e-6)) <= 1.0 for a in [rho_order(1.0, 5e-6)])
+            order = rho_order(1.0, 5e-6)
+            assert rho * order + float(conversion(order, 5e-6)) <= 1.0 * (1 + 2e-12)
             assert delta <= 5e-6 * (1 + 2e-12)
 
 

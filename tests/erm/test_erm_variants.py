@@ -221,7 +221,7 @@ def test_one_against_the_rest_composes_instead_of_dividing_epsilon():
         ({"loss": "squared"}, "bounded over all θ"),
         ({"loss": "absolute"}, r"loss = 'absolute'.*logistic"),
         ({"loss": "huber", "n_classes": 3}, "n_classes = 3"),
-        ({"loss": "smoothed_hinge", "loss_parameter": 0.0}, "width = 0.0"),
+        ({"loss": "smoothed_hinge", "loss_parameter": 0.0}, "loss_parameter = 0.0"),
         ({"loss": "logistic", "loss_parameter": 0.5}, "loss_parameter"),
         ({"variant": "best"}, "variant = 'best'"),
         ({"variant": "pure"}, "delta = 1e-05.*must be 0"),

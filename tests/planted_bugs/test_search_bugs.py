@@ -26,6 +26,8 @@ CHECKS: dict[str, Check] = {
     "normaliser": lambda patch, folder: checks.check_score_is_normalised_by_a_public_size(),
     "selection": lambda patch, folder: checks.check_selection_hides_a_record(patch),
     "sensitivity": lambda patch, folder: checks.check_noise_covers_one_record(),
+    "common": lambda patch, folder: checks.check_common_event_costs_as_much_as_each_candidate(),
+    "assumptions": lambda patch, folder: checks.check_assumptions_of_the_candidates_are_the_searchs(),
     "charged": lambda patch, folder: checks.check_everything_is_charged_before_the_data_are_read(folder),
 }
 
@@ -131,7 +133,33 @@ def _charged_afterwards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(search, "Ledger", Late)
 
 
+def _covered_ones_dropped(patch: pytest.MonkeyPatch) -> None:
+    def fewest(strongest: Any, loads: Any) -> Any:
+        covers = search_plan._covers
+        atoms = strongest.values()
+        return [one for one in atoms if not any(covers(o[0], one[0]) and o[1] >= one[1] for o in atoms)]
+
+    patch.setattr(search_plan, "_fewest", fewest)
+
+
+def _own_steps_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real = search_plan._fewest
+
+    def fewest(strongest: Any, loads: Any) -> Any:
+        return real(strongest, [{key: load[key]} for load in loads for key in load])
+
+    patch.setattr(search_plan, "_fewest", fewest)
+
+
+def _assumptions_dropped(patch: pytest.MonkeyPatch) -> None:
+    real = search_plan._assumptions
+    patch.setattr(search_plan, "_assumptions", lambda *a, own, of_plans: real(*a))
+
+
 BUGS = [
+    ("a candidate's own steps stand for its others", _covered_ones_dropped, "common"),
+    ("every step of a candidate is seen alone", _own_steps_forgotten, "common"),
+    ("the trainer's assumptions are dropped", _assumptions_dropped, "assumptions"),
     ("the winner is charged one run's epsilon", _one_run_charged, "repeat"),
     ("the number of runs is forgotten", _mean_runs_not_charged, "repeat"),
     ("the score is not charged", _score_not_charged, "repeat"),
