@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Sequence
+import os
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from dpml.accounting.dataset_ledger import CAP_FILTERS
 from dpml.erm import PURE_VARIANTS
 from dpml.errors import ConfigError, invalid
 from dpml.linear_methods import ALL_VARIANTS
+from dpml.ranges import (
+    GRADIENTS,
+    LIMITS,
+    MOST,
+    RELATIONS,
+    SGD_OPTIONS,
+    check_sgd_options,
+    is_count,
+    is_number,
+    is_positive,
+    is_within,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from dpml.trainer import PrivateTrainer
 
 MODELS = ("logreg", "softmax", "linear_svm", "ridge", "huber", "mlp")
 METHODS = ("dp_sgd", "output", "objective", "dp_gd", "adassp", "auto", "nonprivate")
-RELATIONS = ("add_remove", "replace_one")
 ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp")
 DEVICES = ("auto", "cpu", "cuda")
+
+__all__ = ["LIMITS", "check_arguments", "check_noise_source", "foreign_arguments", "is_number", "is_positive", "one_of"]
 
 
 def check_arguments(trainer: PrivateTrainer) -> None:
@@ -32,6 +42,8 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     one_of("neighboring_relation", trainer.neighboring_relation, RELATIONS)
     one_of("accountant", trainer.accountant, ACCOUNTANTS)
     one_of("device", trainer.device, DEVICES)
+    if trainer.run_dir is not None and not isinstance(trainer.run_dir, str | os.PathLike):
+        raise invalid("run_dir", trainer.run_dir, "a path, or None for a run in memory")
     if trainer.epsilon is not None and trainer.noise_multiplier is not None:
         raise ConfigError(
             f"epsilon = {trainer.epsilon!r} and noise_multiplier = {trainer.noise_multiplier!r} exclude each other: "
@@ -60,11 +72,11 @@ def check_arguments(trainer: PrivateTrainer) -> None:
         if value is not None and not is_within(value, low, high):
             raise invalid(name, value, f"a finite number > 0 (from {low:g} to {high:g})")
     for name in ("steps", "expected_batch_size", "micro_batch_size", "checkpoint_every"):
-        value = getattr(trainer, name)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST[name]
-        ):
-            raise invalid(name, value, f"an integer from 1 to {MOST[name]:,}")
+        value, automatic = getattr(trainer, name), name == "micro_batch_size"
+        if value is None or (automatic and value == "auto"):
+            continue
+        if not is_count(value, 1, MOST[name]):
+            raise invalid(name, value, ('"auto" or ' if automatic else "") + f"an integer from 1 to {MOST[name]:,}")
     for name in ("learning_rate", "regularization"):
         value = getattr(trainer, name)
         free = name == "regularization" and trainer.method == "dp_gd" and is_number(value) and value == 0
@@ -72,10 +84,22 @@ def check_arguments(trainer: PrivateTrainer) -> None:
             raise invalid(name, value, '"auto" or a finite number > 0')
     if not (is_number(trainer.momentum) and 0 <= trainer.momentum < 1):
         raise invalid("momentum", trainer.momentum, "a number in [0, 1)")
+    check_sgd_options(
+        {name: getattr(trainer, name) for name in SGD_OPTIONS},
+        neighboring_relation=trainer.neighboring_relation,
+        momentum=trainer.momentum,
+        steps=trainer.steps,
+    )
+    check_noise_source(trainer.noise_source)
+    if not isinstance(trainer.secure_noise, bool):
+        raise invalid("secure_noise", trainer.secure_noise, "true or false")
+    one_of("gradients", trainer.gradients, GRADIENTS)
     if not isinstance(trainer.seed, int) or isinstance(trainer.seed, bool) or not 0 <= trainer.seed < 2**63:
         raise invalid("seed", trainer.seed, "an integer from 0 to 2^63 - 1")
-    if not trainer.hidden or any(
-        isinstance(w, bool) or not isinstance(w, int) or not 1 <= w <= 65_536 for w in trainer.hidden
+    if (
+        not isinstance(trainer.hidden, tuple)
+        or not trainer.hidden
+        or any(isinstance(w, bool) or not isinstance(w, int) or not 1 <= w <= 65_536 for w in trainer.hidden)
     ):
         raise invalid("hidden", trainer.hidden, "one or more integers ≥ 1 (up to 65536)")
     caps = (trainer.dataset_epsilon, trainer.dataset_delta)
@@ -84,7 +108,7 @@ def check_arguments(trainer: PrivateTrainer) -> None:
             f"dataset_ledger = {str(trainer.dataset_ledger)!r} needs a cap: set dataset_epsilon and dataset_delta, the "
             "most that all runs on this data set may spend together."
         )
-    if not all(isinstance(note, str) and note for note in trainer.assumptions):
+    if not isinstance(trainer.assumptions, tuple) or not all(isinstance(n, str) and n for n in trainer.assumptions):
         raise invalid("assumptions", trainer.assumptions, "a list of sentences")
     one_of("dataset_filter", trainer.dataset_filter, CAP_FILTERS)
     if trainer.dataset_ledger is None and (caps != (None, None) or trainer.dataset_filter != "basic"):
@@ -93,20 +117,16 @@ def check_arguments(trainer: PrivateTrainer) -> None:
         )
 
 
-LIMITS: dict[str, tuple[float, float]] = {
-    "epsilon": (1e-6, 1e4),
-    "noise_multiplier": (1e-3, 1e6),
-    "epochs": (1e-6, 1e6),
-    "dataset_epsilon": (1e-6, 1e6),
-    "dataset_delta": (1e-30, 1.0),
-    "max_grad_norm": (1e-6, 1e6),
-    "solution_norm": (1e-6, 1e9),
-    "excess_risk": (1e-9, 1e9),
-}
-"""Public ranges: beyond them no run makes sense, and numbers overflow or calibration never ends."""
+def check_noise_source(source: object) -> None:
+    """ConfigError unless ``source`` is ``None`` or has what the engines ask of a source of noise."""
+    if source is not None and not all(hasattr(source, name) for name in ("normal", "uniform", "secret")):
+        raise invalid(
+            "noise_source",
+            source,
+            "None, or an object with normal, uniform and secret",
+            "It is for tests: leave it out.",
+        )
 
-MOST = {"steps": 10**7, "expected_batch_size": 10**9, "micro_batch_size": 10**9, "checkpoint_every": 10**7}
-"""Largest counts, for the same reason."""
 
 DESCENT = ("max_grad_norm", "steps", "learning_rate", "momentum")
 """Arguments that ``dp_gd`` shares with ``dp_sgd``."""
@@ -121,6 +141,9 @@ DP_SGD_ONLY: dict[str, object] = {
     "momentum": 0.9,
     "micro_batch_size": None,
     "checkpoint_every": None,
+    **SGD_OPTIONS,
+    "secure_noise": True,
+    "gradients": "auto",
 }
 """Arguments that only ``dp_sgd`` has, with their defaults."""
 
@@ -136,21 +159,3 @@ def foreign_arguments(trainer: PrivateTrainer, method: str) -> list[str]:
     else:
         foreign = {**DP_SGD_ONLY, "loss": None}
     return [name for name, default in foreign.items() if getattr(trainer, name) != default]
-
-
-def one_of(name: str, value: object, allowed: Sequence[str], more: str = "") -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1, cutoff=0.75)
-        raise invalid(name, value, "one of " + ", ".join(allowed) + more, f"Did you mean {near[0]!r}?" if near else "")
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_within(value: object, low: float, high: float) -> bool:
-    return is_number(value) and low <= float(value) <= high  # type: ignore[arg-type]
-
-
-def is_positive(value: object) -> bool:
-    return is_number(value) and float(value) > 0  # type: ignore[arg-type]

@@ -167,8 +167,23 @@ class DPSGD(MethodConfig):
     learning_rate: Any = "auto"
     momentum: float = 0.9
     solution_norm: Any = "auto"
-    micro_batch_size: int | None = None
+    micro_batch_size: Any = None
     checkpoint_every: int | None = None
+    optimizer: str = "sgd"
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    bias_correction: bool = True
+    weight_decay: float = 0.0
+    schedule: str = "linear"
+    warmup_steps: int = 0
+    averaging: str = "none"
+    averaging_share: float = 0.5
+    clipping: str = "flat"
+    target_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    count_noise: float | None = None
+    sampling: str = "poisson"
+    secure_noise: bool = True
+    gradients: str = "auto"
 
 
 @dataclass
@@ -369,6 +384,8 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
         if name in arguments:
             zero = name == "regularization" and method.name == "dp_gd" and str(arguments[name]) in ("0", "0.0")
             arguments[name] = 0.0 if zero else rate(f"method.{name}", arguments[name])
+    if "betas" in arguments:
+        arguments["betas"] = tuple(float(beta) for beta in arguments["betas"])
     epsilon = privacy.epsilon
     if arguments.get("noise_multiplier") is not None and epsilon is not None:
         raise ConfigError(

@@ -48,6 +48,10 @@ class SolverError(DpmlError):
     """A solver did not reach the accuracy that the privacy proof needs; nothing was released."""
 
 
+class TeamError(DpmlError):
+    """Another process of the run is missing, has failed, or does something else; no sum with it was released."""
+
+
 class ModelError(DpmlError, ValueError):
     """A model that cannot be trained privately (a layer mixes examples, say)."""
 

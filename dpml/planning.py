@@ -26,6 +26,8 @@ from dpml.linear_methods import (
     linear_assumption,
     plan_linear,
 )
+from dpml.processes import refuse_fixed_size, refuse_several, world_size
+from dpml.ranges import SGD_OPTIONS, check_norm_bound
 from dpml.results import Guarantee
 from dpml.runs import Plan
 
@@ -39,6 +41,11 @@ AUTO_REASON = {
     "objective": "auto: one release, nothing to tune, for a linear model",
     "dp_gd": "auto: full-batch steps, nothing to tune, for a linear model",
     "adassp": "auto: one release of sufficient statistics, for linear regression",
+}
+SAMPLING_ASSUMPTIONS = {
+    "poisson": "every batch was drawn by secret independent coins (Poisson sampling)",
+    "fixed_size": "every batch was a secret uniform sample without replacement of the declared size, and the table "
+    "holds exactly n_declared records, a public number",
 }
 
 
@@ -59,7 +66,15 @@ def check_method(trainer: PrivateTrainer) -> None:
         from dpml.sgd import check_model
 
         check_model(trainer.model)
-    device_of(trainer)
+    device = device_of(trainer)
+    if not trainer.secure_noise and device == "cpu":
+        raise invalid(
+            "secure_noise",
+            False,
+            f"true on the CPU (device={trainer.device!r} here): only a CUDA device's generator can stand in for the "
+            "secret noise",
+            "Leave it out.",
+        )
 
 
 def method_of(trainer: PrivateTrainer, public: PublicInfo | None = None) -> str:
@@ -156,6 +171,7 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
         reason=reason,
         device=device,
         seed=trainer.seed,
+        processes=world_size(),
     )
 
 
@@ -209,6 +225,13 @@ def model_name(trainer: PrivateTrainer) -> str:
 
 
 def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> None:
+    if method != "dp_sgd":
+        way_out = "Only dp_sgd shares its records among processes: use method='dp_sgd', or start one process."
+        refuse_several(f"method = {method!r}", way_out)
+    elif world_size() > 1:
+        refuse_fixed_size(trainer.sampling)
+    if public.norm_bound is not None:
+        check_norm_bound(public.norm_bound)
     if method == "nonprivate" and not public.is_public:
         raise ConfigError(
             "method = 'nonprivate' needs data that are declared public (is_public: true); these are not. "
@@ -272,6 +295,7 @@ def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
         momentum=trainer.momentum,
         micro_batch_size=trainer.micro_batch_size,
         checkpoint_every=trainer.checkpoint_every,
+        **{name: getattr(trainer, name) for name in SGD_OPTIONS},
     )
 
 
@@ -297,10 +321,20 @@ def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str) -> tu
     if trainer.noise_source is not None and not trainer.noise_source.secret:
         notes.append("NOT PRIVATE: the noise source is not secret (tests only)")
     if method == "dp_sgd":
-        notes.append("every batch was drawn by secret independent coins (Poisson sampling)")
+        if not isinstance(trainer.model, str) and trainer.gradients == "auto":
+            notes.append("the module and its loss treat records separately (looked at on made-up records)")
+        if not trainer.secure_noise:
+            notes.append(
+                "NOT SECRET against whoever can learn or guess its state: device generator (secure_noise was off)"
+            )
+        notes.append(SAMPLING_ASSUMPTIONS[trainer.sampling])
     if method in LINEAR_METHODS:
         notes.append(linear_assumption(str(trainer.model), method))
-    notes.append("floating-point noise is treated as real-valued")
+    if method == "dp_sgd":
+        notes.append("the noise sampler is treated as an ideal Gaussian; releases lie on a public grid")
+        notes.append("rounding in sums of gradients that are not float64 is covered by a measured margin, not a proof")
+    else:
+        notes.append("floating-point noise is treated as real-valued")
     return tuple(notes)
 
 

@@ -10,7 +10,7 @@ import hmac
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from scipy import sparse
 
 from dpml.accounting import Event, Trajectory, from_json
 from dpml.data import PublicInfo, Records
+from dpml.data.stored import Stored
 from dpml.release import PrivateModel, describe
-from dpml.results import RESULT_FORMAT, Guarantee, dumps, to_jsonable
+from dpml.results import RESULT_FORMAT, CustodianOnly, Guarantee, dumps, to_jsonable
 from dpml.version import __version__
 
 Progress = Callable[[int, int, float], None]
@@ -42,6 +43,7 @@ class Plan:
         guidance: the sample-size verdict (only a ``text`` for a run without privacy).
         data: the declared facts about the data that the plan rests on.
         reason: why this method, in one line.
+        processes: how many train together, each on its part of the records.
     """
 
     method: str
@@ -57,6 +59,7 @@ class Plan:
     reason: str
     device: str
     seed: int
+    processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the ledger's first line."""
@@ -77,6 +80,7 @@ class Plan:
             "data": to_jsonable(self.data),
             "device": self.device,
             "seed": self.seed,
+            **({} if self.processes == 1 else {"processes": self.processes}),
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -102,7 +106,11 @@ class Plan:
             value = getattr(self.parameters, key, None)
             if value is not None:
                 rows.append((label, f"{value:.6g}" if isinstance(value, float) else str(value)))
+        if hasattr(self.parameters, "rows"):  # what is special about the method's own plan
+            rows += self.parameters.rows()
         rows.append(("device", self.device))
+        if self.processes > 1:
+            rows.append(("processes", f"{self.processes}, each with its part of the records and of the noise"))
         return rows
 
     def __str__(self) -> str:
@@ -133,7 +141,8 @@ class RunResult:
         ledger: head hash and number of lines.
         run_dir: where the files are, ``None`` for a run in memory.
         command: the command line that repeats the run, where there was one.
-        private: what tells about records (drawn batch sizes, counts, private metrics): for the custodian only.
+        private: what tells about records (drawn batch sizes, counts, private metrics): for the custodian only.  Not
+            part of the repr, of a pickle or of ``dataclasses.asdict``.
     """
 
     guarantee: Guarantee
@@ -145,8 +154,11 @@ class RunResult:
     model: PrivateModel
     accountant_used: str
     run_dir: Path | None
-    private: Mapping[str, Any]
+    private: Mapping[str, Any] = field(repr=False)
     command: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "private", CustodianOnly(self.private))
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ``result.json``: public or charged values only (``private`` is left out)."""
@@ -205,51 +217,85 @@ def public_description(public: PublicInfo) -> dict[str, Any]:
 
 
 def records_mac(key: bytes, records: Records) -> str:
-    """HMAC of the records under a key that stays in ``private/`` (a bare hash would let an adversary test guesses)."""
+    """HMAC of the records under a key that stays in ``private/`` (a bare hash would let an adversary test guesses).
+
+    Training and test records, their order, types and shapes.  Nothing is copied; records that are read as they are
+    drawn pass by once, in pieces.
+    """
     mac = hmac.new(key, digestmod=hashlib.sha256)
-    for array in (records.X, records.y):
+    arrays = (records.X, records.y, records.X_test, records.y_test)
+    for number, array in enumerate(arrays):
+        if array is None:
+            continue
+        mac.update(f"array {number}".encode())
+        if isinstance(array, Stored):
+            for piece in array.blocks():
+                mac.update(piece)
+            continue
         csr: Any = array
         parts = (csr.data, csr.indices, csr.indptr) if sparse.issparse(csr) else (array,)
         for part in parts:
             block = np.ascontiguousarray(part)
-            mac.update(str(block.shape).encode())
-            mac.update(block.tobytes())
+            mac.update(f"{block.dtype.str} {block.shape}".encode())
+            mac.update(block.reshape(-1).view(np.uint8).data)
     return mac.hexdigest()
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal, or numbers that another machine's rounding may have moved by 1e-9."""
-    numbers = isinstance(a, int | float) and isinstance(b, int | float)
-    if numbers and not isinstance(a, bool) and not isinstance(b, bool):
+    """Equal, or floats that another machine's rounding may have moved by 1e-9 (counts never are)."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-9)
-    return bool(a == b)
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
-def plan_differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Where two plans differ, as ``name: old → new``."""
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, free: frozenset[str] = frozenset(), prefix: str = ""
+) -> list[str]:
+    """Where two records differ, as ``name: old → new``, names below a mapping with a dot; ``free`` names may."""
     found: list[str] = []
     new = json.loads(dumps(new))
     for key in sorted(set(old) | set(new)):
-        a, b = old.get(key), new.get(key)
+        a, b, name = old.get(key), new.get(key), f"{prefix}{key}"
+        if name in free:
+            continue
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += plan_differences(a, b, f"{prefix}{key}.")
+            found += differences(a, b, free=free, prefix=f"{name}.")
         elif not _same(a, b):
-            found.append(f"{prefix}{key}: {a!r} → {b!r}")
+            found.append(f"{name}: {a!r} → {b!r}")
     return found
 
 
+FREE_IN_PLANS = frozenset({"device", "parameters.micro_batch_size", "processes"})
+"""What may differ when a run is resumed: where a step's sum is computed, and in how many pieces.  Neither changes how
+much a record can move the sum, nor when or how much noise is drawn.  (How many workers read the records stands in no
+plan.)"""
+
+
+def plan_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Where two plans differ in what counts, as ``name: old → new``; see :data:`FREE_IN_PLANS`."""
+    return differences(old, new, free=FREE_IN_PLANS)
+
+
 def as_written(plan: Plan, written: Mapping[str, Any]) -> Plan:
-    """The same plan with the ledger's own noise, to the last digit: all charges of a run are of one event."""
+    """The same plan with the ledger's own noise, to the last digit: all charges of a run are of one event.
+
+    What may differ (:data:`FREE_IN_PLANS`) stands as in the ledger, too: ``result.json`` repeats its first line.
+    """
     parameters = written["parameters"]
     return replace(
         plan,
         guarantee=replace(plan.guarantee, epsilon=float(written["guarantee"]["epsilon"])),
         event=from_json(written["event"]),
         noise_multiplier=float(written["noise_multiplier"]),
+        device=str(written["device"]),
+        processes=int(written.get("processes", 1)),
         parameters=replace(
             plan.parameters,
             noise_multiplier=float(parameters["noise_multiplier"]),
             event=from_json(parameters["event"]),
             event_per_step=from_json(parameters["event_per_step"]),
+            micro_batch_size=parameters["micro_batch_size"],
         ),
     )

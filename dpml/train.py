@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from dpml import config as configuration
+from dpml import processes
 from dpml.accounting import DatasetLedger, verify
 from dpml.console import StepBar, plan_table, result_table
 from dpml.errors import BudgetExceededError, ConfigError, DpmlError, RunFolderError
@@ -66,7 +67,9 @@ def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resum
         write_status(folder, "running")
         with StepBar(config.verbose) as bar:
             if resume:
-                result = PrivateTrainer.resume(folder, data, progress=bar, command=command_of(overrides))
+                result = PrivateTrainer.resume(
+                    folder, data, progress=bar, command=command_of(overrides), configured=trainer
+                )
             else:
                 result = trainer.fit(
                     data, progress=bar, config=configuration.public_text(config), command=command_of(overrides)
@@ -100,7 +103,7 @@ def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resum
 def command_of(overrides: Sequence[str]) -> str:
     """The command line that repeats a job (with fresh noise)."""
     kept = [without_folders(text) for text in overrides if not text.lstrip("+~").startswith("hydra.")]
-    return shlex.join(["python", "-m", "dpml.train", *kept])
+    return shlex.join([*processes.launcher(), "-m", "dpml.train", *kept])
 
 
 def _refuse_used_folder(folder: Path, resume: bool) -> None:
@@ -383,6 +386,10 @@ def main() -> int:
     while _locks:
         os.close(_locks.pop())
     try:
+        if processes.world_size() > 1:
+            _refuse_flags(sys.argv[1:])
+            if processes.rank() > 0:
+                return follow_job(sys.argv[1:])
         if resumed:
             if len(sys.argv) != 2:
                 raise ConfigError(
@@ -395,6 +402,28 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 1 if _failures else 0
+
+
+def follow_job(overrides: Sequence[str]) -> int:
+    """Take part in the job of process 0 under ``torchrun``; writes nothing, and prints an error only."""
+    try:
+        with hydra.initialize_config_dir(str(configuration.config_folder()), version_base="1.3"):
+            config = hydra.compose("config", overrides=list(overrides))
+        configuration.check(config)
+        configuration.build_trainer(config, run_dir=None).fit(configuration.build_data(config))
+        return 0
+    except Exception as error:
+        message = str(error) if isinstance(error, DpmlError) else f"{type(error).__name__}: {error}"
+        print(f"error: process {processes.rank()}: {message}", file=sys.stderr)
+        return 1
+
+
+def _refuse_flags(arguments: Sequence[str]) -> None:
+    """Several processes train one job together: no sweep, and no flag of Hydra's that does something else."""
+    way_out = "Give torchrun single runs with overrides only; start sweeps with python -m dpml.train."
+    for text in arguments:
+        if text.startswith(("-", "resume_sweep=")):
+            processes.refuse_several(text, way_out)
 
 
 def _task(config: DictConfig) -> str:

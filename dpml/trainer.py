@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -18,66 +16,70 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from dpml import accounting
-from dpml.accounting import DatasetLedger, Ledger, NonPrivate
-from dpml.accounting.normal_form import flatten
+from dpml.accounting import DatasetLedger, Ledger
 from dpml.accounting.verification import file_digest, result_digest
 from dpml.arguments import MODELS, check_arguments
 from dpml.data import PrivateData, PublicInfo, Records
-from dpml.errors import ConfigError, LedgerError, ModelError, RunFolderError
-from dpml.linear_methods import LINEAR_METHODS, fit_linear, fit_linear_nonprivate
-from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
-from dpml.planning import check_method, check_plan, epsilon_of, make_plan, method_of, model_name, network_of
-from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
-from dpml.results import Guarantee, dumps, to_jsonable
+from dpml.errors import ConfigError, RunFolderError
+from dpml.linear_methods import LINEAR_METHODS
+from dpml.mechanisms import NoiseSource, default_noise
+from dpml.planning import check_method, check_plan, make_plan, method_of, model_name, network_of
+from dpml.processes import world_size
+from dpml.ranges import as_integer
+from dpml.release import MODEL_FILE, RunFolder
+from dpml.results import dumps, to_jsonable
+from dpml.resuming import (
+    FREE_ARGUMENTS,
+    Saved,
+    charged_steps,
+    finish_last_line,
+    network_description,
+    published_digests,
+    read_checkpoint,
+    refuse_differences,
+    refuse_other_outcome,
+    sole_use,
+    tidy,
+)
+from dpml.running import (
+    CONVEX,
+    nonprivate_scores,
+    recompute,
+    refuse_not_finite,
+    released_model,
+    test_scores,
+    train_by_plan,
+)
 from dpml.runs import (
-    EpsilonSoFar,
+    FREE_IN_PLANS,
     Plan,
     Progress,
     RunResult,
     as_written,
-    plan_differences,
     public_description,
     records_mac,
 )
+from dpml.teamwork import announce, follow, follow_resumed, hand_over, reading, show_records, split_source, team_of
 
 if TYPE_CHECKING:
     import torch
 
-
-CONVEX = ("logreg", "linear_svm", "ridge", "huber")
-"""Models whose non-private twin needs no torch."""
+    from dpml.sgd.team import Team
 
 
-def _save_checkpoint(folder: RunFolder, state: Mapping[str, Any]) -> None:
-    from dpml.sgd import save_state
-
-    target = folder.private / "checkpoint.safetensors"
-    try:
-        save_state(target, state)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write {str(target)!r} ({error.strerror or type(error).__name__}); nothing was released. "
-            "Free space, then resume: the charged steps stay spent."
-        ) from error
+def _refuse_finished(folder: RunFolder) -> None:
+    if (folder.release / "result.json").exists():
+        tidy(folder)  # killed after its last published file
+        raise RunFolderError(f"{str(folder.path)!r} is finished; there is nothing to resume.")
 
 
-def _test_scores(model: PrivateModel, records: Records) -> dict[str, float]:
-    if records.X_test is None or records.y_test is None:
-        return {}
-    return class_scores(model, records.X_test, records.y_test)
-
-
-def _refuse_not_finite(weights: Mapping[str, np.ndarray]) -> None:
-    """Post-processing of charged values: a model that cannot score is not published."""
-    for name, values in weights.items():
-        if not np.isfinite(values).all():
-            raise ModelError(
-                f"the trained weight {name!r} is not finite, so nothing was released (the budget is spent). Lower "
-                "learning_rate, or leave it at 'auto'."
-            )
+def _check_reading(plan: Plan, data: PrivateData) -> None:
+    """ConfigError, before anything is charged, for data that cannot be read as the method needs it."""
+    if reading(plan).get("every_record") and not data.keeps_every_record:
+        raise ConfigError(
+            "sampling = 'fixed_size' needs data in which every record counts; tables and bundled data leave out those "
+            "that cannot be used. Use sampling='poisson', or PrivateData.from_arrays."
+        )
 
 
 class PrivateTrainer:
@@ -112,10 +114,29 @@ class PrivateTrainer:
         noise_source: tests only; a source that is not secret is named in the guarantee's assumptions.
         excess_risk, enforce_guidance: α of the sample-size rule; ``True`` refuses to train below it.
         dataset_ledger, dataset_epsilon, dataset_delta: file and cap that add up all runs on one data set.
-        dataset_filter: how they add up: "basic" (Σε, Σδ), or "zcdp" or "renyi" (privacy filters over the runs' events,
-            which let more runs under the same cap); fixed by the first run of a file.
+        dataset_filter: how they add up: "basic" (Σε, Σδ), or "renyi" or "zcdp" (privacy filters over what the runs
+            release, which let more runs under the same cap; "zcdp" only those of Gaussian noise without sampling, and
+            "objective" costs more there); fixed by the first run of a file.
         assumptions: what the caller takes for granted beside the usual, one sentence each; stands in the guarantee.
         compare_nonprivate: on public data, also fit the linear model without privacy.
+        optimizer: of ``dp_sgd``: ``"sgd"`` (``momentum``), or ``"adam"`` or ``"adamw"`` (``betas``; ``bias_correction``
+            subtracts the public noise variance from the second moment).
+        weight_decay: decoupled, of ``sgd`` and ``adamw``.
+        schedule, warmup_steps: the rate after a rise over some steps: ``"linear"``, ``"cosine"`` or ``"constant"``.
+        averaging: release the weights (``"none"``), or the average of the iterates: ``"tail"``, over the last
+            ``averaging_share`` of the steps, or ``"ema"``, exponential over that share.  Costs no budget.
+        clipping: ``"flat"``, ``"per_layer"`` (each of K layers to C/√K), ``"automatic"`` (C·g/(‖g‖ + 0.01)) or
+            ``"adaptive"``: C starts at ``max_grad_norm`` and follows the ``target_quantile`` of the gradient norms by a
+            charged count with noise ``count_noise`` (in records; default a twentieth of the batch) at the rate
+            ``clip_learning_rate``; ε is the same, the gradient's noise is a little larger.
+        sampling: ``"poisson"``, or ``"fixed_size"``: uniform samples of exactly ``expected_batch_size`` of exactly
+            ``n_declared`` records, under ``replace_one`` only.
+        micro_batch_size: records whose gradients are held at once; ``None`` or ``"auto"``: by memory.
+        gradients: ``"auto"``: all records of a batch together wherever that can be shown to fit the model (see
+            docs/dp-sgd.md); ``"per_example"``: every record alone, so that the bound on its contribution holds whatever
+            your own module does.
+        secure_noise: ``False`` lets a CUDA run draw its noise from the device's generator, which is faster and not
+            secret against whoever learns its state; the guarantee says so.
 
     Raises:
         ConfigError: an argument that is not allowed; nothing has been read.
@@ -141,7 +162,7 @@ class PrivateTrainer:
         regularization: float | str = "auto",
         hidden: Sequence[int] = (64,),
         loss: Callable[..., torch.Tensor] | None = None,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | str | None = None,
         checkpoint_every: int | None = None,
         device: str = "auto",
         seed: int = 0,
@@ -157,6 +178,21 @@ class PrivateTrainer:
         variant: str = "default",
         loss_parameter: float | None = None,
         assumptions: Sequence[str] = (),
+        optimizer: str = "sgd",
+        betas: Sequence[float] = (0.9, 0.999),
+        bias_correction: bool = True,
+        weight_decay: float = 0.0,
+        schedule: str = "linear",
+        warmup_steps: int = 0,
+        averaging: str = "none",
+        averaging_share: float = 0.5,
+        clipping: str = "flat",
+        target_quantile: float = 0.5,
+        clip_learning_rate: float = 0.2,
+        count_noise: float | None = None,
+        sampling: str = "poisson",
+        secure_noise: bool = True,
+        gradients: str = "auto",
     ) -> None:
         self.model = model
         self.method = method
@@ -166,8 +202,8 @@ class PrivateTrainer:
         self.accountant = accountant
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm
-        self.expected_batch_size = expected_batch_size
-        self.steps = steps
+        self.expected_batch_size = as_integer(expected_batch_size)
+        self.steps = as_integer(steps)
         self.epochs = epochs
         self.learning_rate = learning_rate
         self.momentum = momentum
@@ -175,13 +211,13 @@ class PrivateTrainer:
         self.regularization = regularization
         self.variant = variant
         self.loss_parameter = loss_parameter
-        self.assumptions = tuple(assumptions)
-        self.hidden = tuple(hidden)
+        self.assumptions = tuple(assumptions) if isinstance(assumptions, list | tuple) else assumptions
+        self.hidden = tuple(map(as_integer, hidden)) if isinstance(hidden, Sequence) else hidden
         self.loss = loss
-        self.micro_batch_size = micro_batch_size
-        self.checkpoint_every = checkpoint_every
+        self.micro_batch_size = as_integer(micro_batch_size)
+        self.checkpoint_every = as_integer(checkpoint_every)
         self.device = device
-        self.seed = seed
+        self.seed = as_integer(seed)
         self.run_dir = run_dir
         self.noise_source = noise_source
         self.excess_risk = excess_risk
@@ -191,6 +227,21 @@ class PrivateTrainer:
         self.dataset_epsilon = dataset_epsilon
         self.dataset_delta = dataset_delta
         self.compare_nonprivate = compare_nonprivate
+        self.optimizer = optimizer
+        self.betas = tuple(betas) if isinstance(betas, list) else betas
+        self.bias_correction = bias_correction
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.warmup_steps = as_integer(warmup_steps)
+        self.averaging = averaging
+        self.averaging_share = averaging_share
+        self.clipping = clipping
+        self.target_quantile = target_quantile
+        self.clip_learning_rate = clip_learning_rate
+        self.count_noise = count_noise
+        self.sampling = sampling
+        self.secure_noise = secure_noise
+        self.gradients = gradients
         check_arguments(self)
         check_method(self)
 
@@ -233,8 +284,25 @@ class PrivateTrainer:
         Raises:
             ConfigError, AccountingError, BudgetExceededError, RunFolderError: nothing was read.
             DataError, LedgerError, SolverError: nothing was released.
+            TeamError: under ``torchrun``: another process is missing or has failed; nothing was released.
         """
         plan = self.plan(data)
+        _check_reading(plan, data)
+        with team_of(plan.processes) as team:
+            if team is not None and team.rank > 0:
+                return follow(self, plan, data, team)
+            return self._lead(plan, data, team, progress, config, command)
+
+    def _lead(
+        self,
+        plan: Plan,
+        data: PrivateData,
+        team: Team | None,
+        progress: Progress | None,
+        config: str | None,
+        command: str | None,
+    ) -> RunResult:
+        """The run of one process, or of process 0 of several."""
         cap = self._dataset_ledger()
         run_name = "in memory" if self.run_dir is None else str(Path(self.run_dir).absolute())
         if cap is not None:
@@ -247,16 +315,26 @@ class PrivateTrainer:
         try:
             if cap is not None:
                 cap.reserve(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
-            split_key = secrets.randbits(128)
+            split_key, key = secrets.randbits(128), secrets.token_bytes(32)
+            hand_over(team, plan, split_key)
             sparse = plan.method in LINEAR_METHODS or (plan.method == "nonprivate" and plan.model in CONVEX)
-            records = data.load(self.noise_source or FixedNoise(split_key), sparse=sparse)
+            records = data.load(split_source(self.noise_source, split_key), sparse=sparse, **reading(plan))
+            if folder is not None or team is not None:
+                mac = records_mac(key, records)
+                show_records(team, key, mac)
             if folder is not None:
-                key = secrets.token_bytes(32)
-                saved = {"key": key.hex(), "split_key": str(split_key), "mac": records_mac(key, records)}
-                folder.keep("resume.json", {**saved, "arguments": self.describe()})
-            return self._run(plan, data.public, records, ledger, folder, progress, None, command)
+                self._keep_for_resume(folder, plan, data.public, key, mac, split_key)
+            with sole_use(folder):
+                return self._run(plan, data.public, records, ledger, folder, progress, None, command, team)
         finally:
             ledger.release()
+
+    def _keep_for_resume(
+        self, folder: RunFolder, plan: Plan, public: PublicInfo, key: bytes, mac: str, split_key: int
+    ) -> None:
+        """Write what another life of this run is compared with."""
+        network = network_description(network_of(self, public)) if plan.method == "dp_sgd" else None
+        Saved(key, split_key, mac, self.describe(), network, published_digests(folder)).write(folder)
 
     def _dataset_ledger(self) -> DatasetLedger | None:
         if self.dataset_ledger is None or method_of(self) == "nonprivate":
@@ -281,23 +359,18 @@ class PrivateTrainer:
         progress: Progress | None,
         start: Mapping[str, Any] | None,
         command: str | None,
+        team: Team | None = None,
     ) -> RunResult:
         noise = self.noise_source or default_noise()
-        weights, module, diagnostics = self._train(plan, public, records, ledger, folder, noise, progress, start)
-        model = PrivateModel(
-            kind=plan.model if isinstance(self.model, str) else "module",
-            weights=weights,
-            classes=tuple(public.classes),
-            preprocessing=public.preprocessing,
-            schema=public.schema,
-            settings=self._settings(plan, public),
-            module=module,
+        weights, module, diagnostics = train_by_plan(
+            self, plan, public, records, ledger, folder, noise, progress, start, team
         )
-        _refuse_not_finite(weights)
-        guarantee, used = self._recompute(plan, ledger)
+        model = released_model(self, plan, public, weights, module)
+        refuse_not_finite(weights)
+        guarantee, used = recompute(self, plan, ledger)
         metrics: dict[str, float | str] = {}
         if public.test_is_public:
-            metrics = dict(_test_scores(model, records))
+            metrics = dict(test_scores(model, records))
             metrics |= {"source": "test set declared public"} if metrics else {}
         private: dict[str, Any] = {**records.private_notes, **diagnostics}
         result = RunResult(
@@ -305,7 +378,7 @@ class PrivateTrainer:
             trajectory=plan.trajectory,
             ledger={},
             metrics=metrics,
-            nonprivate=self._nonprivate(plan, public, records),
+            nonprivate=nonprivate_scores(self, plan, public, records),
             plan=plan,
             model=model,
             accountant_used=used,
@@ -317,138 +390,29 @@ class PrivateTrainer:
         if folder is not None:
             files = {name: file_digest(folder.release / name) for name in ("config.yaml", "schema.json")}
             files[MODEL_FILE] = hashlib.sha256(weights_file).hexdigest()
-        if not ledger.closed:  # a run killed right after its closing line is resumed with a closed ledger
-            ledger.close(
-                {
-                    "epsilon": to_jsonable(guarantee.epsilon),
-                    "delta": guarantee.delta,
-                    "steps": plan.steps,
-                    "result": result_digest(result.to_dict()),
-                    "files": files,
-                }
-            )
+        outcome = {
+            "epsilon": to_jsonable(guarantee.epsilon),
+            "delta": guarantee.delta,
+            "steps": plan.steps,
+            "result": result_digest(result.to_dict()),
+            "files": files,
+        }
+        if ledger.closed:  # a run killed right after its closing line
+            refuse_other_outcome(ledger, outcome)
+        else:
+            ledger.close(outcome)
         result = replace(result, ledger={"head": ledger.head, "count": ledger.count})
         if folder is not None:
             folder.publish(MODEL_FILE, weights_file)
             folder.publish("result.json", dumps(result.to_dict()) + "\n")
             folder.link_to_top("result.json")
         if not public.test_is_public:  # after everything is published: it cannot stop a release, or tell by stopping it
-            private |= {"test": _test_scores(model, records)}
+            private |= {"test": test_scores(model, records)}
         if folder is not None:
             folder.keep("diagnostics.json", private)
-            (folder.private / "checkpoint.safetensors").unlink(missing_ok=True)
+            tidy(folder)
+        announce(team, result)
         return result
-
-    def _train(
-        self,
-        plan: Plan,
-        public: PublicInfo,
-        records: Records,
-        ledger: Ledger,
-        folder: RunFolder | None,
-        noise: NoiseSource,
-        progress: Progress | None,
-        start: Mapping[str, Any] | None,
-    ) -> tuple[dict[str, np.ndarray], torch.nn.Module | None, dict[str, Any]]:
-        """Run the method; every event goes through ``ledger.charge`` first."""
-        notes: dict[str, Any] = {}
-        if plan.method in LINEAR_METHODS or (plan.method == "nonprivate" and plan.model in CONVEX):
-            classes = len(public.classes)
-            if plan.method == "nonprivate":
-                ledger.charge(NonPrivate(), stage="train")
-                theta = fit_linear_nonprivate(plan.model, records, classes, self.loss_parameter)
-            else:
-                theta, notes = fit_linear(
-                    plan.parameters,
-                    plan.model,
-                    plan.method,
-                    records,
-                    classes,
-                    noise=noise,
-                    charge=lambda event: ledger.charge(event, stage="train"),
-                    progress=None if progress is None else lambda i, n: progress(i, n, plan.guarantee.epsilon),
-                )
-            return {"weight": theta}, None, dict(notes)
-
-        from dpml import sgd
-
-        network = network_of(self, public)
-        if plan.method == "nonprivate":
-            ledger.charge(NonPrivate(), stage="train")
-            trained = sgd.fit_nonprivate_module(
-                network, records.X, records.y, loss=self.loss, device=plan.device, seed=self.seed
-            )
-        else:
-            shown = EpsilonSoFar(plan.trajectory)
-            trained, notes = sgd.fit_dp_sgd(
-                plan.parameters,
-                network,
-                records.X,
-                records.y,
-                device=plan.device,
-                noise=noise,
-                loss=self._network_loss(plan),
-                reserve=lambda event, count: ledger.charge(event, stage="train", count=count),
-                on_step=None if progress is None else lambda step: progress(step, plan.steps, shown(step)),
-                save_checkpoint=None if folder is None else lambda state: _save_checkpoint(folder, state),
-                start=start,
-            )
-        weights = sgd.weights_of(trained)
-        if plan.model in CONVEX:
-            weights = {"weight": next(iter(weights.values())).reshape(-1)}
-        elif plan.model == "softmax":
-            weights = {"weight": next(iter(weights.values()))}
-        return weights, (None if isinstance(self.model, str) else trained), notes
-
-    def _network_loss(self, plan: Plan) -> Callable[..., torch.Tensor] | None:
-        """The user's own loss, that of a regression, or ``None`` for the one that follows from the classes."""
-        from dpml import sgd
-
-        if plan.model not in sgd.REGRESSION or not isinstance(self.model, str):
-            return self.loss
-        return sgd.RegressionLoss(math.inf if plan.model == "ridge" else self.loss_parameter or 0.1)
-
-    def _settings(self, plan: Plan, public: PublicInfo) -> dict[str, Any]:
-        """What scoring needs beside the weights."""
-        if plan.model == "mlp":
-            return {"n_features": public.n_features, "n_classes": len(public.classes), "hidden": list(self.hidden)}
-        return {} if public.target_bounds is None else {"target_bounds": list(public.target_bounds)}
-
-    def _recompute(self, plan: Plan, ledger: Ledger) -> tuple[Guarantee, str]:
-        """ε from what the ledger charged, which must not pass the promise."""
-        promise, event = plan.guarantee, ledger.charged
-        if flatten(event) != flatten(plan.event):
-            raise LedgerError(
-                "what the ledger charged is not what the plan says: nothing was released. This is a bug in dpml; "
-                "please report it."
-            )
-        if plan.method == "nonprivate":
-            return promise, self.accountant
-        if self.accountant == "best":
-            epsilon, used = accounting.best(event, promise.delta, neighboring_relation=self.neighboring_relation)
-        else:
-            epsilon, used = epsilon_of(self, event, promise.delta), self.accountant
-        if not epsilon <= promise.epsilon * (1 + 1e-12):
-            raise LedgerError(
-                f"the ledger's events give epsilon = {epsilon!r}, more than the promised {promise.epsilon!r}: "
-                "nothing was released. This is a bug in dpml; please report it."
-            )
-        return replace(promise, epsilon=epsilon), used
-
-    def _nonprivate(self, plan: Plan, public: PublicInfo, records: Records) -> dict[str, float] | None:
-        """Scores of the same linear model without privacy: only where everything is declared public."""
-        wanted = self.compare_nonprivate and public.is_public and public.test_is_public and plan.model in CONVEX
-        if not wanted or plan.method == "nonprivate" or records.X_test is None or records.y_test is None:
-            return None
-        theta = fit_linear_nonprivate(plan.model, records, len(public.classes), self.loss_parameter)
-        model = PrivateModel(
-            plan.model,
-            {"weight": theta},
-            tuple(public.classes),
-            public.preprocessing,
-            settings=self._settings(plan, public),
-        )
-        return {f"test_{name}": value for name, value in class_scores(model, records.X_test, records.y_test).items()}
 
     # -- resume ---------------------------------------------------------------------------------------------------
     @classmethod
@@ -462,71 +426,122 @@ class PrivateTrainer:
         progress: Progress | None = None,
         noise_source: NoiseSource | None = None,
         command: str | None = None,
+        device: str | None = None,
+        micro_batch_size: int | str | None = None,
+        configured: PrivateTrainer | None = None,
     ) -> RunResult:
-        """Go on with a killed ``dp_sgd`` run: the remaining T − charged steps, with fresh noise.
+        """Go on with a stopped ``dp_sgd`` run: the remaining T − charged steps, with fresh noise and fresh batches.
+
+        Steps that were charged and not made are lost, never run again.  Weights, optimizer and clipping norm are those
+        of the last checkpoint, or the initial ones where none was reached.
 
         Args:
             run_dir, data: the run's folder and the very same data.
             model, loss: again, where the run had a module or a loss of your own.
             progress, noise_source, command: as for :class:`PrivateTrainer` and :meth:`fit`.
+            device, micro_batch_size: for the rest of the run, where they shall be others than before; nothing else can
+                change.
+            configured: the run's trainer as it is configured now, where there is a configuration that may have changed.
 
         Raises:
-            RunFolderError: the run is finished, is not ``dp_sgd``, or has no step left.
-            ConfigError: data or declared facts differ from the run's.
+            RunFolderError: the run is finished, is not ``dp_sgd``, has no step left, or is used by another process.
+            ConfigError: data, declared facts, model or arguments differ from the run's, or ``release/`` was changed.
+            LedgerError: the ledger does not hold, is in use, or has charged fewer steps than were made.
+            ModelError: the checkpoint is damaged or of another run.
+            TeamError: under ``torchrun``: another process is missing or has failed.
+            In all these cases nothing was charged and nothing drawn.
         """
-        folder = RunFolder.open(run_dir)
-        saved_path = folder.private / "resume.json"
-        if (folder.release / "result.json").exists():
-            raise RunFolderError(f"{str(folder.path)!r} is finished; there is nothing to resume.")
-        if not saved_path.is_file():
-            raise RunFolderError(f"{str(folder.path)!r} never got as far as reading data: start a new run instead.")
-        try:
-            saved = json.loads(saved_path.read_text("utf-8"))
-            arguments, key, split_key = dict(saved["arguments"]), bytes.fromhex(saved["key"]), int(saved["split_key"])
-            mac, own_loss, name = str(saved["mac"]), bool(arguments.pop("own_loss")), str(arguments["model"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunFolderError(
-                f"{str(saved_path)!r} is damaged ({type(error).__name__}): start a new run."
-            ) from error
-        if model is not None:
-            arguments["model"] = model
-        elif name not in MODELS:
-            raise ConfigError(f"the run trained your own module {name!r}: pass model=YourModule().")
-        if own_loss != (loss is not None):
-            raise ConfigError("loss must be given to resume if, and only if, it was given to the run.")
-        trainer = cls(**arguments, loss=loss, run_dir=folder.path, noise_source=noise_source)
-        ledger = Ledger.resume(folder.release / "ledger.jsonl", closed_ok=True)
-        try:
-            plan = trainer.plan(data)
-            written = ledger.lines[0]["plan"]
-            differences = plan_differences(written, plan.to_dict())
-            if differences:
-                raise ConfigError("the run's plan and the plan for these arguments differ: " + "; ".join(differences))
-            if plan.method != "dp_sgd":
-                raise RunFolderError(
-                    f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. "
-                    "Start a new run."
-                )
-            plan = as_written(plan, written)
-            records = data.load(noise_source or FixedNoise(split_key))
-            if not hmac.compare_digest(records_mac(key, records), mac):
-                raise ConfigError(
-                    "the data are not those that the run started with; resume needs the very same records."
-                )
-            from dpml.sgd import load_state
+        with team_of(world_size()) as team:
+            if team is not None and team.rank > 0:
+                return follow_resumed(cls, data, team, model=model, loss=loss, noise_source=noise_source)
+            changes = {"device": device, "micro_batch_size": micro_batch_size}
+            changes = {name: value for name, value in changes.items() if value is not None}
+            return cls._lead_resumed(
+                run_dir, data, team, model, loss, progress, noise_source, command, changes, configured
+            )
 
-            charged = sum(int(line["count"]) for line in ledger.charges)
-            checkpoint = folder.private / "checkpoint.safetensors"
-            state = dict(load_state(checkpoint)) if checkpoint.is_file() else {}
-            if charged >= plan.steps and not state:
-                raise RunFolderError(
-                    f"all {plan.steps} steps of {str(folder.path)!r} are charged and no checkpoint was reached, so "
-                    "nothing is left to run. Start a new run."
-                )
-            start = {**state, "step": charged}
-            return trainer._run(plan, data.public, records, ledger, folder, progress, start, command)
-        finally:
-            ledger.release()
+    @classmethod
+    def _lead_resumed(
+        cls,
+        run_dir: str | os.PathLike[str],
+        data: PrivateData,
+        team: Team | None,
+        model: torch.nn.Module | None,
+        loss: Callable[..., torch.Tensor] | None,
+        progress: Progress | None,
+        noise_source: NoiseSource | None,
+        command: str | None,
+        changes: Mapping[str, Any],
+        configured: PrivateTrainer | None,
+    ) -> RunResult:
+        """:meth:`resume` in one process, or in process 0 of several."""
+        folder = RunFolder.open(run_dir)
+        _refuse_finished(folder)
+        saved = Saved.read(folder)
+        with sole_use(folder):
+            _refuse_finished(folder)
+            arguments = dict(saved.arguments)
+            own_loss, name = bool(arguments.pop("own_loss")), str(arguments["model"])
+            if model is not None:
+                arguments["model"] = model
+            elif name not in MODELS:
+                raise ConfigError(f"the run trained your own module {name!r}: pass model=YourModule().")
+            if own_loss != (loss is not None):
+                raise ConfigError("loss must be given to resume if, and only if, it was given to the run.")
+            if configured is not None:
+                refuse_differences(
+                    "the run's arguments and those configured now", saved.arguments, configured.describe(),
+                    FREE_ARGUMENTS,
+                )  # fmt: skip
+            arguments |= changes
+            if team is not None:
+                team.share({**arguments, "model": name})
+            trainer = cls(**arguments, loss=loss, run_dir=folder.path, noise_source=noise_source)
+            finish_last_line(folder.release / "ledger.jsonl")
+            ledger = Ledger.resume(folder.release / "ledger.jsonl", closed_ok=True)
+            try:
+                return trainer._go_on(data, saved, ledger, folder, progress, command, team)
+            finally:
+                ledger.release()
+
+    def _go_on(
+        self,
+        data: PrivateData,
+        saved: Saved,
+        ledger: Ledger,
+        folder: RunFolder,
+        progress: Progress | None,
+        command: str | None,
+        team: Team | None = None,
+    ) -> RunResult:
+        """Compare everything with what the run was started with, then run what is left."""
+        plan = self.plan(data)
+        written = ledger.lines[0]["plan"]
+        refuse_differences("the run's plan and the plan for these arguments", written, plan.to_dict(), FREE_IN_PLANS)
+        if plan.method != "dp_sgd":
+            raise RunFolderError(
+                f"method = {plan.method!r} is one release and cannot be resumed; what it charged is spent. "
+                "Start a new run."
+            )
+        plan = as_written(plan, written)
+        network = network_description(network_of(self, data.public))
+        refuse_differences("the run's model and this one", saved.network or {}, network, frozenset())
+        refuse_differences(
+            "the files published at the start and those in release/", saved.files, published_digests(folder),
+            frozenset(),
+        )  # fmt: skip
+        charged = charged_steps(ledger, plan)
+        state = read_checkpoint(folder, charged, plan.steps)
+        hand_over(team, plan, saved.split_key)
+        records = data.load(split_source(self.noise_source, saved.split_key), **reading(plan))
+        if not hmac.compare_digest(records_mac(saved.key, records), saved.mac):
+            raise ConfigError(
+                "the data are not those that the run started with; resume needs the very same records, in the same "
+                "order. Nothing was charged."
+            )
+        show_records(team, saved.key, saved.mac)
+        start = {**state, "step": charged}
+        return self._run(plan, data.public, records, ledger, folder, progress, start, command, team)
 
     def describe(self) -> dict[str, Any]:
         """The constructor's arguments as plain values (no paths, no live objects)."""

@@ -1,22 +1,33 @@
-"""Numbers in memory and map-style datasets as :class:`PrivateData`.
+"""Numbers in memory or in a file, and map-style datasets, as :class:`PrivateData`.
 
 Only shapes and types are looked at before :meth:`PrivateData.load`.  A record that cannot be used (NaN, infinity,
-unknown label, another shape) contributes nothing; that is decided record by record.
+unknown label, another shape) contributes nothing; that is decided record by record, and lists and arrays of objects
+are read cell by cell (:mod:`dpml.data.cells`).  No record at all is a data set like any other.
+
+Arrays in a file (``np.memmap``, a ``.npy`` path) and large datasets can be loaded as :class:`~dpml.data.stored.Stored`
+records, whose rows are read when a step of ``dp_sgd`` draws them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import sparse as sp
 
 from ..errors import ConfigError, DataError, SchemaError, invalid
-from .columns import check_bounds, check_classes, scaled_target
-from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
-from .transform import array_preprocessing, transform_array
+from .cells import cell_number, check_number_type, kind_of, labels_of, objects_of, plain_label
+from .columns import cell_text, check_bounds, check_classes, scaled_target, text_of
+from .private_data import CoinSource, PrivateData, PublicInfo, Records
+from .stored import Stored, StoredArray, StoredItems, mapping_of, pieces
+from .transform import array_preprocessing, as_numbers, transform_array
+
+LARGE_DATASET = 1 << 30  # bytes in float64 from which on a dataset is not read as a whole
+_LABELS = 1 << 16  # labels looked up at a time
 
 
 def array_data(
@@ -38,6 +49,8 @@ def array_data(
     target = _one_target(classes, target_bounds)
     labels = () if target else check_classes(classes)
     bound = _norm_bound(norm_bound)
+    X, y = _opened(X, "X", objects_of), _opened(y, "y", labels_of)
+    X_test, y_test = _opened(X_test, "X_test", objects_of), _opened(y_test, "y_test", labels_of)
     shape = _checked(X, y, labels, "X", "y")
     has_test = X_test is not None or y_test is not None
     if has_test:
@@ -50,14 +63,23 @@ def array_data(
     public = _public(name, n_declared, shape, labels, bound, is_public, has_test, add_constant, source, target)
 
     def read(noise: CoinSource, sparse: bool = False) -> Records:
-        nonempty(_shape(X, "X")[0], "X")
         train = usable(X, _plain(y), public, sparse=sparse)
+        if mapping_of(X) is not None:
+            train[2]["copied_bytes"] = int(train[0].nbytes)
         if not has_test:
             return Records(train[0], train[1], private_notes={"train": train[2]})
         test = usable(X_test, _plain(y_test), public, sparse=sparse)
         return Records(train[0], train[1], test[0], test[1], {"train": train[2], "test": test[2]})
 
-    return PrivateData(public, read)
+    def read_stored(noise: CoinSource) -> Records:
+        rows = as_numbers(X.toarray() if sp.issparse(X) else X)
+        targets, known, counts = _stored_targets(y, public)
+        encode = functools.partial(transform_array, preprocessing=public.preprocessing)
+        stored = StoredArray(rows, targets, known, public.feature_shape, encode)
+        test = usable(X_test, _plain(y_test), public) if has_test else None
+        return _stored_records(stored, counts, test)
+
+    return PrivateData(public, read, read_stored=read_stored, large=mapping_of(X) is not None)
 
 
 def dataset_data(
@@ -72,8 +94,14 @@ def dataset_data(
     is_public: bool = False,
     name: str = "dataset",
     add_constant: bool = False,
+    lazy: bool | None = None,
+    workers: int = 0,
 ) -> PrivateData:
     """See :meth:`PrivateData.from_dataset`."""
+    if lazy is not None and not isinstance(lazy, bool):
+        raise invalid("lazy", lazy, "True, False, or None to decide by the declared size")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        raise invalid("workers", workers, "a whole number >= 0", "0 reads items in this process.")
     for argument, value in (("dataset", dataset), ("test", test)):
         if value is not None and not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
             raise DataError(
@@ -87,14 +115,21 @@ def dataset_data(
     public = _public(name, n_declared, shape, labels, bound, is_public, test is not None, add_constant, None, target)
 
     def read(noise: CoinSource, sparse: bool = False) -> Records:
-        nonempty(len(dataset), "The dataset")
         train = usable(*_items(dataset, shape), public)
         if test is None:
             return Records(train[0], train[1], private_notes={"train": train[2]})
         held_out = usable(*_items(test, shape), public)
         return Records(train[0], train[1], held_out[0], held_out[1], {"train": train[2], "test": held_out[2]})
 
-    return PrivateData(public, read)
+    def read_stored(noise: CoinSource) -> Records:
+        kind = np.dtype(np.int64 if target is None else np.float64)
+        read_items = functools.partial(drawn_items, shape=shape, public=public)
+        stored = StoredItems(dataset, public.feature_shape, kind, read_items, workers)
+        held_out = None if test is None else usable(*_items(test, shape), public)
+        return _stored_records(stored, {}, held_out)
+
+    size = 8 * public.n_declared * public.n_features  # by what is declared: how data are read tells nothing then
+    return PrivateData(public, read, read_stored=read_stored, large=size > LARGE_DATASET if lazy is None else lazy)
 
 
 def usable(
@@ -115,34 +150,61 @@ def usable(
     return (rows, targets, notes) if keep.all() else (rows[keep], targets[keep], notes)
 
 
+def _stored_targets(y: Any, public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """As :func:`_targets`, with few labels at a time as Python objects."""
+    if not isinstance(y, np.ndarray) or len(y) == 0:
+        return _targets(_plain(y), public)
+    parts: list[np.ndarray] = []
+    known: list[np.ndarray] = []
+    counts: dict[str, int] = {}
+    for block in pieces(y):
+        for start in range(0, len(block), _LABELS):
+            codes, usable_ones, notes = _targets(block[start : start + _LABELS].tolist(), public)
+            parts.append(codes)
+            known.append(usable_ones)
+            counts = {name: counts.get(name, 0) + count for name, count in notes.items()}
+    return np.concatenate(parts), np.concatenate(known), counts
+
+
+def _stored_records(stored: Stored, counts: dict[str, int], test: Any) -> Records:
+    notes = {"records": len(stored), "read": "as drawn", **counts}
+    if test is None:
+        return Records(stored, None, private_notes={"train": notes})
+    return Records(stored, None, test[0], test[1], {"train": notes, "test": test[2]})
+
+
 def _targets(y: Iterable[Any], public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """Targets (n,) as the losses take them, which are usable (n,) bool, and private counts."""
     if public.target_bounds is None:
         index = {label: position for position, label in enumerate(public.classes)}
-        codes = np.fromiter((_index(index, label) for label in y), dtype=np.int64)
+        texts = _texts_of_numbers(public.classes)
+        codes = np.fromiter((_index(index, texts, label) for label in y), dtype=np.int64)
         return codes, codes >= 0, {"unknown_labels": int((codes < 0).sum())}
     low, high = public.target_bounds
-    values = np.fromiter((_number(value) for value in y), dtype=np.float64)
+    values = np.fromiter((cell_number(value) for value in y), dtype=np.float64)
     scaled, known = scaled_target(values, public.target_bounds)
     clipped = int(((values < low) | (values > high)).sum())
     return scaled, known, {"targets_without_number": int((~known).sum()), "targets_clipped": clipped}
 
 
-def _number(value: Any) -> float:
-    """One target, NaN where it is no number; each is read on its own."""
-    if isinstance(value, float):
-        return value
+def _index(index: dict[Any, int], texts: dict[str, int], label: Any) -> int:
+    """Position of a label among the classes, −1 for none: by value, or as text among ``texts``."""
     try:
-        return math.nan if np.ndim(value) or "_" in str(value) else float(value)  # Python reads 1_000, tables do not
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def _index(index: dict[Any, int], label: Any) -> int:
-    try:
-        return index.get(label, -1)
-    except TypeError:  # a label that cannot be a key, a list say
+        found = index.get(label, -1)
+        if found < 0 and texts and isinstance(label, str | bytes):
+            found = texts.get(cell_text(label) or "", -1)
+        return found
+    except MemoryError:  # of the machine, not of a record
+        raise
+    except Exception:  # a label that cannot be a key (a list say), or a type of the user's own that raises
         return -1
+
+
+def _texts_of_numbers(classes: tuple[Any, ...]) -> dict[str, int]:
+    """Where classes are texts and numbers: the numbers as text, which numpy makes of them in an array of both."""
+    if len({isinstance(label, str) for label in classes}) < 2:
+        return {}
+    return {text_of(label): k for k, label in enumerate(classes) if not isinstance(label, str)}
 
 
 def check_n_declared(n_declared: Any) -> int:
@@ -227,6 +289,28 @@ def _norm_bound(value: Any) -> float | None:
 # --------------------------------------------------------------------------------------- arrays: shapes, types
 
 
+def _opened(values: Any, name: str, of_items: Callable[[list[Any]], np.ndarray]) -> Any:
+    """``values``; a list as an array of objects; of the name of a ``.npy`` file its array, mapped and not read."""
+    if not isinstance(values, str | Path):
+        if values is None or sp.issparse(values) or any(hasattr(values, a) for a in ("dtype", "shape", "__array__")):
+            return values
+        if not isinstance(values, Iterable):
+            raise DataError(f"{name} is a {type(values).__name__}: it must be an array, a data frame or a list.")
+        return of_items(list(values))
+    path = Path(values)
+    if path.suffix.lower() != ".npy":
+        raise DataError(f"{name} = {str(values)!r} is no .npy file. Save the array with numpy.save, or pass it.")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataError(f"{name} = {str(values)!r}: there is no such file.") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{name} = {str(values)!r} cannot be mapped ({type(error).__name__}): it must be a .npy file of numbers or "
+            "texts with at least one record."
+        ) from error
+
+
 def _checked(X: Any, y: Any, classes: tuple[Any, ...], X_name: str, y_name: str) -> tuple[int, ...]:
     """Shape of one row; ``DataError`` where shapes or types do not fit.  No value is looked at."""
     shape, lengths = _shape(X, X_name), _shape(y, y_name)
@@ -238,9 +322,12 @@ def _checked(X: Any, y: Any, classes: tuple[Any, ...], X_name: str, y_name: str)
         raise DataError(f"{y_name} has shape {lengths}; it must be (n,), one label a record.")
     if shape[0] != lengths[0]:
         raise DataError(f"{X_name} and {y_name} have different lengths. Give one label a record.")
-    kind = getattr(getattr(y, "dtype", None), "kind", "O")
-    if not classes and kind not in "iufbO":
-        raise DataError(f"{y_name} has type {y.dtype}, and target_bounds needs numbers. Convert it, or give classes.")
+    if not hasattr(X, "columns"):  # a data frame has a type for each column
+        check_number_type(kind_of(X), getattr(X, "dtype", None), X_name)
+    kind = kind_of(y)
+    if kind not in ("iufbOUS" if classes else "iufbO"):
+        wanted = "labels are texts or whole numbers" if classes else "target_bounds needs numbers"
+        raise DataError(f"{y_name} has type {y.dtype}, and {wanted}. Convert it, or declare what it holds.")
     texts = [isinstance(label, str) for label in classes]
     if classes and ((kind in "iufb" and all(texts)) or (kind in "US" and not any(texts))):
         raise DataError(
@@ -258,7 +345,8 @@ def _shape(values: Any, name: str) -> tuple[int, ...]:
 
 
 def _plain(y: Any) -> list[Any]:
-    return np.asarray(y).tolist() if hasattr(y, "dtype") else list(y)
+    found: list[Any] = np.asarray(y).tolist()
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- datasets
@@ -290,25 +378,33 @@ def _dataset_shape(dataset: Any, feature_shape: int | tuple[int, ...] | None) ->
     return shape
 
 
-def _items(dataset: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, list[Any]]:
-    """All items: X (n, ...) float64, with NaN where an item has another shape, and the labels."""
-    X = np.full((len(dataset), *shape), np.nan)
-    y: list[Any] = [None] * len(dataset)
-    for position in range(len(dataset)):
+def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = None) -> tuple[np.ndarray, list[Any]]:
+    """All items (or those of ``index``): X (n, ...) float64, and the labels.
+
+    NaN and ``None`` where an item raises, is no pair (x, y) or has another shape: an error would tell that it is there.
+    """
+    positions = range(len(dataset)) if index is None else list(index)
+    X = np.full((len(positions), *shape), np.nan)
+    y: list[Any] = [None] * len(positions)
+    for position, item in enumerate(positions):
         try:
-            x, label = dataset[position]
-        except (TypeError, ValueError) as error:
-            raise DataError(f"Item {position} of the dataset is no pair (x, y): {error}.") from error
-        values = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
-        if values.shape == shape and values.dtype.kind in "iufb":
-            X[position] = values
-            y[position] = _label(label)
+            x, label = dataset[item]
+            values = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+            if values.shape == shape and values.dtype.kind in "iufb":
+                X[position], y[position] = values, plain_label(label)
+        except MemoryError:  # of the machine, not of a record
+            raise
+        except Exception:
+            X[position] = np.nan
     return X, y
 
 
-def _label(label: Any) -> Any:
-    """A plain label of an array or tensor that holds a single one; anything else as it is."""
-    try:
-        return label.item()
-    except (AttributeError, ValueError, RuntimeError):
-        return label
+def drawn_items(
+    dataset: Any, index: np.ndarray, *, shape: tuple[int, ...], public: PublicInfo
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (m, *feature_shape) and targets (m,) of the usable items among ``index``.
+
+    Which they are is decided item by item (:func:`_items`).
+    """
+    rows, targets, _ = usable(*_items(dataset, shape, index.tolist()), public)
+    return rows, targets

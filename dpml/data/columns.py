@@ -87,6 +87,16 @@ def text_of(value: object) -> str:
     return str(value).strip()
 
 
+def cell_text(cell: object) -> str | None:
+    """:func:`text_of` a cell of the data, ``None`` where it has none (a whole number of thousands of digits, say)."""
+    try:
+        return text_of(cell)
+    except MemoryError:  # of the machine, not of a record
+        raise
+    except Exception:  # a type of the user's own may raise anything
+        return None
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the known name nearest to ``name``, or nothing."""
     folded = {str(k).casefold(): str(k) for k in known}
@@ -100,6 +110,11 @@ def check_classes(classes: Any, where: str = "classes") -> tuple[Any, ...]:
     Raises:
         SchemaError: naming ``where``.
     """
+    if isinstance(classes, set | frozenset):
+        raise SchemaError(
+            f"{where}: classes is a set, which has no order, and the order of the classes decides which is the second "
+            "one and which column is whose. Give a list, for example sorted(classes)."
+        )
     if isinstance(classes, str | Mapping) or not isinstance(classes, Iterable):
         raise fault(where, "classes", classes, "a list of two or more different labels")
     values = tuple(value.item() if hasattr(value, "item") else value for value in classes)

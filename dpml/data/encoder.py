@@ -17,7 +17,8 @@ import pandas as pd
 from scipy.sparse import csr_array, issparse
 
 from ..errors import DataError
-from .columns import OTHER, CategoricalColumn, NumericColumn, closest, scaled_target, text_of
+from .cells import cell_number, is_missing
+from .columns import OTHER, CategoricalColumn, NumericColumn, cell_text, closest, scaled_target, text_of
 from .schema import Schema
 
 CONSTANT = "(constant)"
@@ -188,7 +189,7 @@ def numbers(cells: pd.Series) -> np.ndarray:
     if isinstance(cells.dtype, np.dtype) and cells.dtype.kind in "iufb":
         return cells.to_numpy(dtype=np.float64)
     codes, uniques = _distinct(cells)
-    table = np.array([_number(cell) for cell in uniques] + [math.nan])
+    table = np.array([cell_number(cell) for cell in uniques] + [math.nan])
     return table[codes]
 
 
@@ -285,23 +286,16 @@ def _distinct(cells: pd.Series) -> tuple[np.ndarray, list[object]]:
     if cells.dtype == object and pd.api.types.infer_dtype(cells, skipna=True) != "string":
         # 1, 1.0 and True are equal keys but different texts: which one stands for all would depend on the row order
         values = cells.tolist()
-        missing = np.array([value is None or value != value for value in values], dtype=bool)
+        missing = np.array([is_missing(value) for value in values], dtype=bool)
         return np.where(missing, -1, np.arange(len(values))), values
     codes, uniques = pd.factorize(cells)
     return codes, list(uniques)
 
 
 def _find(known: Mapping[str, int], cell: object) -> int:
-    text = text_of(cell)
+    text = cell_text(cell)
+    if text is None:
+        return -1
     if text not in known:
-        text = text_of(_number(text))  # "3.0" where another writer put "3"
+        text = text_of(cell_number(text))  # "3.0" where another writer put "3"
     return known.get(text, -1)
-
-
-def _number(cell: object) -> float:
-    if isinstance(cell, str) and "_" in cell:  # Python would read 1_000 as a number
-        return math.nan
-    try:
-        return float(cell)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return math.nan

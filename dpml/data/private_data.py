@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .encoder import Encoder
 from .schema import Schema
+from .stored import Stored
 
 
 class CoinSource(Protocol):
@@ -88,21 +89,27 @@ class Records:
 
     Attributes:
         X: (n, d) float64 training rows, each within the public norm bound; a scipy.sparse CSR array where ``load`` was
-            asked for one and the source has one.
+            asked for one and the source has one; a :class:`~dpml.data.stored.Stored` where it was asked for records
+            that are read as they are drawn.
         y: (n,) int64 class indexes, or for regression (n,) float64 targets in [-1, 1]: (clip(y, lo, hi) - mid)/half of
-            the public ``target_bounds``.
+            the public ``target_bounds``; ``None`` where X is a ``Stored``, which gives both.
         X_test, y_test: the same for test records, or ``None``.
         private_notes: counts of clamped, dropped and unknown values, for ``private/`` only.
     """
 
     X: Any
-    y: np.ndarray
+    y: Any
     X_test: Any = None
     y_test: np.ndarray | None = None
     private_notes: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "Records(private)"
+
+    @property
+    def stored(self) -> bool:
+        """Whether training rows are read as they are drawn."""
+        return isinstance(self.X, Stored)
 
 
 class PrivateData:
@@ -115,28 +122,59 @@ class PrivateData:
         encoder: how rows of a table become features, or ``None`` for arrays.
     """
 
-    def __init__(self, public: PublicInfo, read: Callable[..., Records], encoder: Encoder | None = None) -> None:
+    def __init__(
+        self,
+        public: PublicInfo,
+        read: Callable[..., Records],
+        encoder: Encoder | None = None,
+        *,
+        read_stored: Callable[[CoinSource], Records] | None = None,
+        large: bool = False,
+    ) -> None:
         self.public = public
         self.encoder = encoder
         self._read = read
+        self._read_stored = read_stored
+        self._large = large
 
     def __repr__(self) -> str:
         p = self.public
         target = f"classes={p.classes!r}" if p.target_bounds is None else f"target_bounds={p.target_bounds!r}"
         return f"PrivateData({p.name!r}, n_declared={p.n_declared}, n_features={p.n_features}, {target})"
 
-    def load(self, noise: CoinSource, sparse: bool = False) -> Records:
+    @property
+    def keeps_every_record(self) -> bool:
+        """Whether ``load(every_record=True)`` is possible: for arrays and datasets, not for tables."""
+        complete = self.public.is_public and self.public.preprocessing.get("kind") == "array"  # bundled: all usable
+        return complete or self._read_stored is not None
+
+    def load(
+        self, noise: CoinSource, sparse: bool = False, *, lazy: bool = False, every_record: bool = False
+    ) -> Records:
         """Read and encode the records; the only place where that happens.
 
         Args:
             noise: decides ``test_fraction`` splits by one independent coin per record; else it is not used.
             sparse: rows of tables and of sparse arrays come as scipy.sparse CSR arrays, never made dense; other
                 sources give dense rows all the same.  The numbers are those of ``sparse=False``.
+            lazy: the caller can take records as they are drawn (``dp_sgd``): arrays in a file and large datasets then
+                come as a :class:`~dpml.data.stored.Stored`.  Without it they are copied into memory as float64 (the
+                size of the copy of a file is in ``private_notes``).
+            every_record: as ``lazy`` for data of any size, so that records that cannot be used stay counted and are
+                left out only when drawn.  Sampling of a fixed size needs it.
 
         Raises:
-            DataError: the files cannot be read as declared or hold no record at all (custodian-side, before any
-                release).
+            ConfigError: ``every_record`` of a table, which leaves such records out as it is read.
+            DataError: the files cannot be read as declared (custodian-side, before any release).  What single records
+                hold, and whether there is one, raises nothing.
         """
+        if every_record and not self.keeps_every_record:
+            raise ConfigError(
+                "sampling = 'fixed_size' needs data in which every record counts, and a table leaves out those that "
+                "cannot be used. Use sampling='poisson', or PrivateData.from_arrays."
+            )
+        if self._read_stored is not None and (every_record or (lazy and self._large)):
+            return self._read_stored(noise)
         return self._read(noise, sparse=True) if sparse else self._read(noise)
 
     @staticmethod
@@ -180,15 +218,22 @@ class PrivateData:
         name: str = "arrays",
         add_constant: bool = False,
     ) -> PrivateData:
-        """Numbers in memory: X (n, ...), dense or scipy.sparse (n, d), and y (n,): labels, or targets of a regression.
+        """Numbers: X (n, ...), dense or scipy.sparse (n, d), and y (n,): labels, or targets of a regression.
+
+        X and y may be arrays in memory, ``np.memmap`` arrays or paths of ``.npy`` files, which are mapped.  Of an X in
+        a file, ``dp_sgd`` reads the rows that a step draws and holds no copy; other methods and test records are
+        copied into memory (8 bytes a value).
 
         Exactly one of ``classes`` and ``target_bounds`` says which.  At load every row is clipped to ``norm_bound``
-        (``None``: not at all); a row with NaN or infinity, with a label outside ``classes``, or with a target that is
-        NaN or no number, contributes nothing.  Targets are clipped to ``target_bounds``.  ``add_constant`` appends a
+        (``None``: not at all); a row with NaN, infinity or a cell that is no real number, with a label outside
+        ``classes``, or with a target that is NaN or no number, contributes nothing.  Lists, and arrays and columns of
+        objects, are read item by item, so that no record changes how another is read; a row of a list that has not the
+        shape of most rows contributes nothing.  Targets are clipped to ``target_bounds``.  ``add_constant`` appends a
         column of ones before clipping.
 
         Raises:
-            DataError: shapes or types that do not fit (no value is looked at).
+            DataError: the shape or the type (``dtype``) of a whole array does not fit, or a list is ragged; no value is
+                looked at.
             ConfigError: ``n_declared`` or ``norm_bound`` out of range; both or none of ``classes``, ``target_bounds``.
             SchemaError: ``classes`` is no list of two or more different labels.
         """
@@ -221,13 +266,22 @@ class PrivateData:
         is_public: bool = False,
         name: str = "dataset",
         add_constant: bool = False,
+        lazy: bool | None = None,
+        workers: int = 0,
     ) -> PrivateData:
         """Any map-style dataset: an object with ``__len__`` and ``__getitem__`` that gives ``(x, y)`` pairs.
 
         ``feature_shape`` is the public shape of ``x``; it may be left out where the dataset tells it without an item
         being read (``tensors[0].shape``).  ``classes`` may be left out if the dataset has a ``classes`` attribute
-        (labels are then indexes into it); ``target_bounds`` in its place declares a regression.  An item of another
-        shape contributes nothing.
+        (labels are then indexes into it); ``target_bounds`` in its place declares a regression.  An item that
+        raises, is no pair or has another shape contributes nothing.
+
+        ``lazy``: ``dp_sgd`` reads items when a step draws them, and an item that raises then contributes nothing;
+        ``False`` reads all of them once, into memory; ``None`` is lazy if ``n_declared`` records of float64 would take
+        more than 1 GiB.  Other methods always read all.  A run with a folder reads every item once more for the
+        fingerprint that resume compares, so items must not change from one reading to the next.  ``workers`` processes
+        read drawn items; they are started afresh ("spawn": guard a script by ``if __name__ == "__main__"``) and see
+        the pickled dataset only, no noise.
 
         Raises:
             ConfigError: something public is missing or out of range.
@@ -246,6 +300,8 @@ class PrivateData:
             is_public=is_public,
             name=name,
             add_constant=add_constant,
+            lazy=lazy,
+            workers=workers,
         )
 
     @staticmethod

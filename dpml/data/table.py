@@ -20,7 +20,7 @@ from ..errors import DataError, invalid
 from .columns import IgnoredColumn, closest
 from .csv_lines import MALFORMED, ONE_LINE, csv_header, read_csv
 from .encoder import Encoder, lookup, numbers, require_columns
-from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
+from .private_data import CoinSource, PrivateData, PublicInfo, Records
 from .schema import Schema, as_schema
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
@@ -77,13 +77,11 @@ def table_data(
 
     def read(noise: CoinSource, sparse: bool = False) -> Records:
         raw = read_raw(path, _needed(declared, split_column))
-        nonempty(len(raw.frame) + raw.malformed, f"The table {str(path)!r}")
         train, held_out = _split(raw.frame, split_column, test_fraction, noise)
         notes: dict[str, Any] = {"records_read": len(raw.frame), "malformed_lines": raw.malformed}
         X, y, notes["train"] = encode(encoder, train, sparse)
         if test is not None:
             raw_test = read_raw(test, _needed(declared))
-            nonempty(len(raw_test.frame) + raw_test.malformed, f"The test table {str(test)!r}")
             held_out = raw_test.frame
         if held_out is None:
             return Records(X, y, private_notes=notes)
@@ -205,7 +203,8 @@ def read_raw(path: Path, columns: list[str]) -> RawTable:
             nested = [name for name in columns if _is_nested(table.schema.field(name).type)]
             if nested:
                 raise DataError(f"The column {nested[0]!r} of {str(path)!r} is nested. Store one value a cell.")
-            return RawTable(table.to_pandas(ignore_metadata=True), 0)
+            # whole numbers stay whole beside an empty cell: as floats, one record would round those of the others
+            return RawTable(table.to_pandas(ignore_metadata=True, integer_object_nulls=True), 0)
         return RawTable(*read_csv(path, columns, zipped=_zipped(path)))
     except DataError:
         raise

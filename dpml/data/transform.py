@@ -18,6 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from ..errors import DataError
+from .cells import check_number_type, kind_of, numbers_of, objects_of
 from .encoder import clip_rows
 
 
@@ -32,8 +33,8 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.n
     """Feature rows of a raw array; a row's result depends on that row alone.
 
     Args:
-        X: (n, ...) numbers; the size of a row must be that of the declared shape.  A scipy.sparse array (n, d) is
-            never made dense.
+        X: (n, ...) numbers; the size of a row must be that of the declared shape.  Lists and arrays of objects are
+            read cell by cell; what is no real number counts as NaN.  A scipy.sparse array (n, d) is never made dense.
         preprocessing: public constants as in the module's text, also after a JSON round trip.
 
     Returns:
@@ -42,7 +43,8 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.n
         zero).
 
     Raises:
-        DataError: X does not hold numbers, its rows have another size, or the map is one of tables.
+        DataError: the type of the whole array is that of no numbers, its rows have another size, or the map is one of
+            tables.
     """
     if preprocessing.get("kind") != "array":
         raise DataError(
@@ -51,7 +53,7 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.n
     shape = tuple(int(size) for size in preprocessing["shape"])
     if sparse.issparse(X):
         return _transform_sparse(X, shape, preprocessing)
-    values = _floats(X)
+    values = np.asarray(as_numbers(X), dtype=np.float64)
     if values.ndim < 1 or math.prod(values.shape[1:]) != math.prod(shape):
         raise DataError(f"X has shape {values.shape}; its rows must have shape {shape}.")
     flat = values.reshape(len(values), math.prod(shape))
@@ -68,15 +70,34 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.n
     return (rows if constant else rows.reshape(len(rows), *shape)), valid
 
 
+def as_numbers(X: Any) -> np.ndarray:
+    """``X`` as an array of real numbers, as it is where it is one (also in a file), else as float64.
+
+    A list, and an array or data frame of objects, is read cell by cell (:func:`~dpml.data.cells.cell_number`): one
+    record never changes how another is read.
+
+    Raises:
+        DataError: the type of the whole array is that of no real numbers, or a list is ragged.
+    """
+    if isinstance(X, list | tuple):
+        return numbers_of(objects_of(X))
+    try:
+        values = X if isinstance(X, np.ndarray) else np.asarray(X)
+    except (TypeError, ValueError, RuntimeError) as error:  # without the error's own text: it may show a cell
+        raise DataError(f"X is a {type(X).__name__} that numpy cannot take as an array.") from error
+    check_number_type(kind_of(values), values.dtype, "X")
+    return numbers_of(values) if values.dtype.kind == "O" else values
+
+
 def _transform_sparse(
     X: Any, shape: tuple[int, ...], preprocessing: Mapping[str, Any]
 ) -> tuple[sparse.csr_array, np.ndarray]:
     if X.ndim != 2 or len(shape) != 1 or X.shape[1] != shape[0]:
         raise DataError(f"X is sparse and has shape {X.shape}; it must be two-dimensional, with rows of shape {shape}.")
-    if X.dtype.kind not in "iufb":
-        raise DataError(f"X does not hold numbers only: its type is {X.dtype}. Encode texts first, or use a table.")
+    check_number_type(kind_of(X), X.dtype, "X")
     given = X.tocsr()
-    rows = sparse.csr_array((given.data.astype(np.float64), given.indices.copy(), given.indptr.copy()), given.shape)
+    numbers = as_numbers(given.data).astype(np.float64)
+    rows = sparse.csr_array((numbers, given.indices.copy(), given.indptr.copy()), given.shape)
     try:
         rows.check_format(full_check=True)
     except ValueError as error:
@@ -95,10 +116,3 @@ def _transform_sparse(
         rows = clip_rows(rows, float(preprocessing["norm_bound"]))
     rows.eliminate_zeros()
     return rows, valid
-
-
-def _floats(X: Any) -> np.ndarray:
-    try:
-        return np.asarray(X, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"X does not hold numbers only: {error}. Encode texts first, or use a table.") from error

@@ -19,12 +19,14 @@ from dpml.sgd.nonprivate import fit_nonprivate_module
 from dpml.sgd.planning import DPSGDPlan, plan_dp_sgd
 from dpml.sgd.sampling import poisson_indices
 from dpml.sgd.states import initial_state, load_state, save_state
+from dpml.sgd.team import Processes
 from dpml.sgd.tensors import forward, load_weights, resolve_device, weights_of
 
 __all__ = [
     "REGRESSION",
     "DPSGDPlan",
     "ModelLoss",
+    "Processes",
     "RegressionLoss",
     "build_model",
     "check_model",

@@ -1,68 +1,58 @@
 """Per-example gradients, clipped and summed: the one quantity of DP-SGD whose sensitivity is known.
 
-Every record is run through the model *alone* (a vmapped batch of one), so its gradient cannot depend on another record
-whatever the model or the loss does.  Parameters and buffers are swapped in for the call (``functional_call``): the
-user's module gets no hooks, no gradients and no changed buffers.
+Two engines give the same sums.  ``one_backward`` (:mod:`dpml.sgd.one_backward`) needs one ordinary backward pass for
+the whole batch.  ``per_example`` (:mod:`dpml.sgd.per_example`) runs every record alone; it is right for any model.
+``auto`` takes the first where it can be shown to fit the model, and the second for everything else, for a record that
+raises an error included.
 
-Clipping and summing are done in float64.  In float32 the sum over a batch of B near-equal records is rounded by up to
-B·2⁻²⁴ of itself, and one record more can move it by more than C (1 % more at B = 250,000).
+Clip factors and the sum over micro-batches are float64.  Within a micro-batch ``one_backward`` sums in the model's own
+type: see :data:`MOST_RECORDS` and :data:`dpml.sgd.engine.FLOAT32_MARGIN`.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from dpml import errors
-from dpml.errors import DataError, ModelError
-from dpml.sgd.models import LossFunction, ModelLoss, per_example_loss
+from dpml.errors import ModelError
+from dpml.sgd.linear_form import has_linear_form, linear_gradients
+from dpml.sgd.made_up import make_recipe, own_random_numbers
+from dpml.sgd.models import LossFunction
+from dpml.sgd.one_backward import Batches, Recipe, same_shapes
+from dpml.sgd.per_example import (
+    FATAL,
+    Tensors,
+    batch_size,
+    per_example_gradients,
+    refuse_device_error,
+    trainable,
+    try_on_zeros,
+)
+from dpml.sgd.uses import Built, PerExample, Unsupported
 
-Tensors = dict[str, torch.Tensor]
-IGNORED_CLASS = -100  # torch's cross entropy gives such a record the loss 0
-MICRO_BATCH_VALUES = {"cpu": 2**22, "cuda": 2**26}  # per-example gradient values held at once
-SUM_DTYPE = torch.float64  # of clip factors, clipped gradients and their sums, whatever the model's dtype
+__all__ = ["CLIPPINGS", "ENGINES", "Clipper", "clipped_gradient", "trainable", "try_on_zeros"]
+
+CLIPPINGS = ("flat", "per_layer", "automatic")
+ENGINES = ("auto", "one_backward", "per_example")
+AUTOMATIC_OFFSET = 0.01
+SUM_DTYPE = torch.float64  # of clip factors and of sums over micro-batches, whatever the model's dtype
+MOST_RECORDS = 4096  # in a micro-batch: they are summed in the model's own type
+PER_EXAMPLE_VALUES = {"cpu": 2**22, "cuda": 2**26}  # per-example gradient values held at once
+ACTIVATION_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of a micro-batch under one_backward
+LEAST_FACTOR = 1e-30  # a gradient 10³⁰ times too long contributes nothing: float32 could not hold its factor
 _SAFE = 1.0 - 1e-13  # a norm is known up to its rounding: what is clipped stays at or below C
-_FATAL = (MemoryError, torch.OutOfMemoryError)  # of the machine, not of a record
 
-
-class _LossShapeError(ModelError):
-    """``loss_fn`` does not give one loss per record."""
-
-
-class _Bound(nn.Module):
-    """Model and loss in one module, so that ``functional_call`` can swap tensors under ``loss_fn(model, batch)``."""
-
-    def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
-        super().__init__()
-        self.model = model
-        self._loss_fn = loss_fn
-        self.training = model.training
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        losses = self._loss_fn(self.model, batch)
-        if losses.shape != (1,):
-            raise _LossShapeError(
-                f"loss_fn gave shape {tuple(losses.shape)} for a batch of one record; it must give one loss per "
-                "record, shape (B,). Use reduction='none'."
-            )
-        return losses[0]
-
-
-def trainable(model: nn.Module) -> Tensors:
-    """The parameters that are trained, by name; tied ones once, frozen ones not at all."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def default_micro_batch(n_parameters: int, device_type: str = "cpu") -> int:
-    """Records whose gradients are held at once: a bounded amount of memory (B × p values), whatever the batch."""
-    values = MICRO_BATCH_VALUES.get(device_type, MICRO_BATCH_VALUES["cuda"])
-    return max(1, min(4096, values // max(n_parameters, 1)))
+_log = logging.getLogger(__name__)
 
 
 def clipped_gradient(
@@ -71,23 +61,32 @@ def clipped_gradient(
     batch: Any,
     max_grad_norm: float,
     micro_batch_size: int | None = None,
+    *,
+    clipping: str = "flat",
+    engine: str = "auto",
 ) -> tuple[Tensors, torch.Tensor]:
     """Σᵢ gᵢ · min(1, C/‖gᵢ‖) over the records of ``batch``: one record more or less moves it by at most C (add_remove).
 
-    The bound holds up to float64 rounding for the gradients as they were computed.  For ``nn.Linear`` under the
-    built-in loss these are float64 too.  Any other float32 model computes them in float32, where a kernel may round one
-    record's gradient a little differently (a few 1e-7 of it) in a batch of another size; a ``.double()`` model has the
-    bound in full.
+    The bound holds for the gradients as they were computed, up to the rounding of the sum: float64 for a ``.double()``
+    model; for others see "Rounding" in :mod:`dpml.sgd.uses` (:func:`dpml.sgd.fit_dp_sgd` lowers its bound by a
+    thousandth for it).  A kernel may round one record's gradient a little differently (a few 1e-7 of it) in a batch of
+    another size.
 
     No noise is added and nothing is charged: this is the building block, private only together with both
     (Abadi et al. 2016, Algorithm 1, lines "Compute gradient" and "Clip gradient").
 
     Args:
         model: any module; it is left exactly as it was (no hooks, gradients, buffers or mode changed).
-        loss_fn: ``loss_fn(model, batch) -> (B,)``, one loss per record.
+        loss_fn: ``loss_fn(model, batch) -> (B,)``, one loss per record.  Make it once, not anew for each call: what is
+            found out about a model and a loss function is kept for the next call.
         batch: tensor, or tuple/list/dict of tensors, each with the records along its first axis; B may be 0.
         max_grad_norm: C > 0, bound on the L2 norm over all trained parameters together.
-        micro_batch_size: records whose gradients are held at once; the result does not depend on it.
+        micro_batch_size: records that are run at once; the result does not depend on it.
+        clipping: ``"flat"``; ``"per_layer"``: each of the K layers with trained parameters is clipped at C/√K, so that
+            the whole has norm ≤ C; ``"automatic"``: every gradient becomes C gᵢ/(‖gᵢ‖ + 0.01) (Bu et al. 2023,
+            "Automatic clipping", AUTO-S with γ = 0.01).
+        engine: ``"auto"``; ``"one_backward"`` refuses a model that it does not fit; ``"per_example"`` runs every record
+            alone, so that the bound holds whatever the model does.
 
     Returns:
         ``sums``: name → float64 tensor of the parameter's shape.  ``norms``: ``(B,)`` float64 norms before clipping.
@@ -97,128 +96,173 @@ def clipped_gradient(
         zeros raises: most likely all records do (a wrong dtype, say).
 
     Raises:
-        ModelError: nothing to train, or ``loss_fn`` does not give one loss per record (tried on a record of zeros: no
-            error depends on the values of a record).
-        ConfigError: ``max_grad_norm`` or ``micro_batch_size`` out of range.
+        ModelError: nothing to train, ``loss_fn`` does not give one loss per record (tried on a record of zeros: no
+            error depends on the values of a record), or the engine asked for does not fit.
+        ConfigError: an argument out of range.
     """
     if not 0.0 < max_grad_norm < float("inf"):
         raise errors.invalid("max_grad_norm", max_grad_norm, "a finite number > 0")
     if micro_batch_size is not None and micro_batch_size < 1:
         raise errors.invalid("micro_batch_size", micro_batch_size, "None or a whole number >= 1")
-    parameters = trainable(model)
-    if not parameters:
-        raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
-    size = _batch_size(batch)
-    sums = {name: torch.zeros_like(p, dtype=SUM_DTYPE, requires_grad=False) for name, p in parameters.items()}
-    device = next(iter(parameters.values())).device
-    if _is_plain_linear(model, loss_fn, batch):
-        return _linear_clipped_gradient(model, batch, max_grad_norm)
-    fault = try_on_zeros(model, loss_fn, batch)
-    if fault is not None:
-        text = f"a record of zeros raises {type(fault).__name__}: {fault}. A record that raises contributes zero."
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-    if size == 0:
-        return sums, torch.zeros(0, dtype=torch.float64, device=device)
-    step = micro_batch_size or default_micro_batch(sum(p.numel() for p in parameters.values()), device.type)
-    norms = []
-    for start in range(0, size, step):
-        part = tree_map(lambda t, s=start: t[s : s + step], batch)
-        per_example = per_example_gradients(model, loss_fn, part)
-        part_sums, part_norms = clip_and_sum(per_example, max_grad_norm)
-        for name, value in part_sums.items():
-            sums[name] += value
-        norms.append(part_norms)
-    return sums, torch.cat(norms)
+    if clipping not in CLIPPINGS:
+        raise errors.invalid("clipping", clipping, "one of " + ", ".join(CLIPPINGS))
+    batch_size(batch)
+    clipper = Clipper(model, loss_fn, batch, engine)
+    if clipper.fault is not None:
+        warnings.warn(
+            f"a record of zeros raises {type(clipper.fault).__name__}: {clipper.fault}. Then most likely every record "
+            "does (a wrong dtype or shape, say), and contributes zero.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return clipper(batch, max_grad_norm, micro_batch_size, clipping)
 
 
-def _batch_size(batch: Any) -> int:
-    leaves = tree_flatten(batch)[0]
-    if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.ndim >= 1 for leaf in leaves):
-        raise DataError("batch must be a tensor, or a tuple, list or dict of tensors with the records along axis 0.")
-    sizes = {len(leaf) for leaf in leaves}
-    if len(sizes) != 1:
-        raise DataError(f"the tensors of batch have {sorted(sizes)} records; all must have the same number.")
-    return int(sizes.pop())
+@dataclass(frozen=True)
+class _Finding:
+    """What is known about a model and a loss on records of one shape."""
+
+    recipe: Recipe | None
+    reason: str
+    fault: Exception | None
 
 
-def try_on_zeros(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Exception | None:
-    """The loss of one record of zeros shaped as those of ``batch``: the error it raises, if any.
+_findings: WeakKeyDictionary[nn.Module, dict[Any, _Finding]] = WeakKeyDictionary()
+_MOST_FINDINGS = 32
 
-    No value of a record is used, so what comes of it may be shown.
 
-    Raises:
-        ModelError: there is a loss, but not one per record.
+class Clipper:
+    """``clipped_gradient`` of one model and loss, prepared once.
+
+    Attributes:
+        reason: why ``one_backward`` does not fit, or ``""``.
+        fault: the error that a record of zeros raises, or None.
     """
-    zeros = tree_map(lambda t: t.new_zeros((1, *t.shape[1:])), batch)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    copies = {f"model.{name}": value.detach().clone() for name, value in state.items()}
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str = "auto") -> None:
+        if engine not in ENGINES:
+            raise errors.invalid("engine", engine, "one of " + ", ".join(ENGINES))
+        self._model, self._loss_fn = model, loss_fn
+        self.parameters = trainable(model)
+        if not self.parameters:
+            raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
+        finding = _find(model, loss_fn, batch, engine)
+        self.fault, self.reason = finding.fault, finding.reason
+        if engine == "one_backward" and finding.recipe is None:
+            raise ModelError(
+                f"engine = 'one_backward' does not fit this model: {self.reason}. Use engine='auto', which runs such "
+                "a model record by record."
+            )
+        self._recipe = finding.recipe
+        self._layers = len({layer_of(name) for name in self.parameters})
+        self._batches = Batches(model, loss_fn)
+        self._device = next(iter(self.parameters.values())).device
+
+    def __call__(
+        self, batch: Any, max_grad_norm: float, micro_batch_size: int | None = None, clipping: str = "flat"
+    ) -> tuple[Tensors, torch.Tensor]:
+        """See :func:`clipped_gradient`."""
+        size = batch_size(batch)
+        sums: Tensors = {}
+        if size == 0:
+            return self._filled(sums), torch.zeros(0, dtype=torch.float64, device=self._device)
+        step, norms = micro_batch_size or self.micro_batch, []
+        for start in range(0, size, step):
+            part = batch if step >= size else tree_map(lambda t, s=start: t[s : s + step], batch)
+            gradients = self._gradients(part, min(step, size - start))
+            if not gradients:  # no trained parameter is reached
+                norms.append(torch.zeros(min(step, size - start), dtype=torch.float64, device=self._device))
+                continue
+            with torch.autocast(self._device.type, enabled=False):
+                part_sums, part_norms = clip_and_sum(gradients, max_grad_norm, clipping, self._layers)
+            for name, value in part_sums.items():
+                if name in sums:
+                    sums[name] += value
+                else:
+                    sums[name] = value
+            norms.append(part_norms)
+        return self._filled(sums), norms[0] if len(norms) == 1 else torch.cat(norms)
+
+    def _filled(self, sums: Tensors) -> Tensors:
+        """All trained parameters in their order; zeros for those that no record reaches."""
+        return {
+            name: sums[name] if name in sums else torch.zeros_like(p, dtype=SUM_DTYPE, requires_grad=False)
+            for name, p in self.parameters.items()
+        }
+
+    @property
+    def micro_batch(self) -> int:
+        """Records at once so that memory stays bounded, whatever the batch."""
+        kind = self._device.type if self._device.type in ACTIVATION_BYTES else "cuda"
+        if self._recipe is not None:
+            most = ACTIVATION_BYTES[kind] / max(2.0 * self._recipe.bytes_per_record, 1.0)
+            return max(1, min(MOST_RECORDS, int(most)))
+        return default_micro_batch(sum(p.numel() for p in self.parameters.values()), kind)
+
+    def _gradients(self, part: Any, size: int) -> Mapping[str, PerExample]:
+        if self._recipe is not None:
+            try:
+                if has_linear_form(self._model, self._loss_fn, part):
+                    return linear_gradients(self._model, part)
+                return self._batches.gradients(part, size, self._recipe)[0]
+            except FATAL:
+                raise
+            except Exception as error:  # of a record, which must not stop the run: it is found by running each alone
+                refuse_device_error(error)
+        per_example = per_example_gradients(self._model, self._loss_fn, part)
+        return {name: Built(value.to(SUM_DTYPE)) for name, value in per_example.items()}
+
+
+def default_micro_batch(n_parameters: int, device_type: str = "cpu") -> int:
+    """Records run alone whose gradients are held at once: B × p values, whatever the batch."""
+    values = PER_EXAMPLE_VALUES.get(device_type, PER_EXAMPLE_VALUES["cuda"])
+    return max(1, min(MOST_RECORDS, values // max(n_parameters, 1)))
+
+
+def _find(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _Finding:
+    """What is known, or a look at made-up records."""
+    known = _findings.setdefault(model, {})
+    key: Any = (
+        loss_fn,
+        engine == "per_example",
+        same_shapes(batch),
+        tuple((name, p.shape, p.dtype, str(p.device), p.requires_grad) for name, p in model.named_parameters()),
+        tuple(_attributes(module) for module in model.modules()),
+    )
     try:
-        with torch.no_grad():
-            functional_call(_Bound(model, loss_fn), copies, (zeros,))
-    except (*_FATAL, _LossShapeError):
-        raise
-    except Exception as error:
-        return error
-    return None
+        if key in known:
+            return known[key]
+    except TypeError:  # a loss that cannot be hashed
+        key = None
+    finding = _look(model, loss_fn, batch, engine)
+    if key is not None:
+        if len(known) >= _MOST_FINDINGS:
+            known.clear()
+        known[key] = finding
+    return finding
 
 
-def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Tensors:
-    """Gradients ``(B, *shape)`` of each record's own loss, by name; NaN for a record that raises an error.
-
-    All records at once by ``vmap``.  Where it knows no rule, a slow loop; where a record raises, halves of the batch,
-    down to that record.
-    """
-    bound = _Bound(model, loss_fn)
-    values = {f"model.{name}": p.detach() for name, p in trainable(model).items()}
-    fixed = {f"model.{name}": p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-    buffers = {f"model.{name}": b.detach() for name, b in model.named_buffers()}
-
-    def loss_of_one(trained: Tensors, record: Any) -> torch.Tensor:
-        # buffers are cloned: what a forward pass writes into them depends on records and must not survive
-        others = {name: b.clone() for name, b in buffers.items()}
-        one = tree_map(lambda t: t.unsqueeze(0), record)
-        loss: torch.Tensor = functional_call(bound, {**trained, **fixed, **others}, (one,))
-        return loss
-
-    stacked = _stacked(grad(loss_of_one), values, batch)
-    return {name.removeprefix("model."): value.detach() for name, value in stacked.items()}
-
-
-def _stacked(gradient: Callable[[Tensors, Any], Tensors], values: Tensors, batch: Any) -> Tensors:
-    size = _batch_size(batch)
+def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _Finding:
+    with own_random_numbers(next(p.device for p in model.parameters() if p.requires_grad)):
+        fault = try_on_zeros(model, loss_fn, batch)
+    recipe, reason = None, ""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")  # torch loops over some kernels
-            stacked: Tensors = vmap(gradient, in_dims=(None, 0), randomness="different")(values, batch)
-            return stacked
-    except _FATAL:
-        raise
-    except (RuntimeError, NotImplementedError) as error:
-        _refuse_device_error(error)
-    except Exception:
-        if size > 1:
-            half = size // 2
-            parts = [tree_map(lambda t, p=part: t[p], batch) for part in (slice(half), slice(half, None))]
-            first, second = (_stacked(gradient, values, part) for part in parts)
-            return {name: torch.cat([first[name], second[name]]) for name in values}
-    records = [_alone(gradient, values, tree_map(lambda t, i=i: t[i], batch)) for i in range(size)]
-    return {name: torch.stack([record[name] for record in records]) for name in values}
+        recipe = make_recipe(model, loss_fn, batch, per_example_gradients)
+    except Unsupported as error:
+        reason = str(error)
+    if engine == "per_example":
+        return _Finding(None, "no recipe asked for", fault)
+    if recipe is None and engine == "auto":
+        _log.info("every record is run alone, which is slower: the model has %s", reason)
+    return _Finding(recipe, reason, fault)
 
 
-def _alone(gradient: Callable[[Tensors, Any], Tensors], values: Tensors, record: Any) -> Tensors:
-    """One record's gradient, NaN if it raises: an error that stopped the run would tell that the record is there."""
-    try:
-        return gradient(values, record)
-    except _FATAL:
-        raise
-    except Exception as error:
-        _refuse_device_error(error)
-        return {name: torch.full_like(value, torch.nan) for name, value in values.items()}
-
-
-def _refuse_device_error(error: Exception) -> None:
-    if "CUDA error" in str(error):  # the device answers nothing from here on, for any record
-        raise error
+def _attributes(module: nn.Module) -> tuple[Any, ...]:
+    """What may change how a module computes: mode, plain attributes and hooks."""
+    plain = (bool, int, float, str, tuple, type(None))
+    values = tuple((name, repr(value)) for name, value in vars(module).items() if isinstance(value, plain))
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return type(module), values, tuple(tuple(map(id, h.values())) for h in hooks)
 
 
 def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
@@ -227,71 +271,54 @@ def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
-def without(rows: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """``rows`` with zeros where ``keep`` is False: a factor 0 is not enough, 0 · NaN is NaN."""
-    if bool(keep.all()):
-        return rows
-    return torch.where(keep[:, None], rows, torch.zeros_like(rows))
+def automatic_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
+    """C/(norm + 0.01) in float64: every contribution has norm below C."""
+    factors = max_grad_norm * _SAFE / (norms + AUTOMATIC_OFFSET)
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
-def clip_and_sum(per_example: Tensors, max_grad_norm: float) -> tuple[Tensors, torch.Tensor]:
-    """Clip the gradients ``(B, *shape)`` to ``max_grad_norm`` over all parameters together; sum over the records.
+def layer_of(parameter: str) -> str:
+    """The layer that a parameter belongs to: ``"block.0.weight"`` → ``"block.0"``."""
+    return parameter.rpartition(".")[0]
 
-    All in float64: half precision would overflow (everything zeroed) or underflow (nothing clipped), and a float32 sum
-    over many records passes the sensitivity C.
+
+def layer_bound(max_grad_norm: float, layers: int) -> float:
+    """C/√K: K parts of at most this norm have norm ≤ C together."""
+    return max_grad_norm / math.sqrt(layers)
+
+
+def clip_and_sum(
+    gradients: Mapping[str, PerExample], max_grad_norm: float, clipping: str = "flat", n_layers: int | None = None
+) -> tuple[Tensors, torch.Tensor]:
+    """Clip the gradients over all parameters together (or layer by layer) and sum over the records.
+
+    ``n_layers``: layers with trained parameters, those that no record reaches included; default those of ``gradients``.
+
+    Norms and factors are float64 (half precision would overflow, and everything be zeroed, or underflow, and nothing
+    be clipped).
     """
-    flat = {name: g.flatten(1).to(SUM_DTYPE) for name, g in per_example.items()}
-    parts = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat.values()]
-    norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-    factors = clip_factors(norms, max_grad_norm).to(SUM_DTYPE)
+    squares = {name: gradient.squared_norms() for name, gradient in gradients.items()}
+    norms = torch.stack(list(squares.values())).sum(0).sqrt()
+    layers: dict[str, list[str]] = {}
+    for name in gradients:
+        layers.setdefault(layer_of(name) if clipping == "per_layer" else "", []).append(name)
     finite = torch.isfinite(norms)
-    sums = {name: (factors @ without(g, finite)).reshape(per_example[name].shape[1:]) for name, g in flat.items()}
+    if not bool(finite.all()):
+        gradients = {name: without(gradient, finite) for name, gradient in gradients.items()}
+    sums: Tensors = {}
+    for names in layers.values():
+        if clipping == "per_layer":
+            bound = layer_bound(max_grad_norm, n_layers or len(layers))
+            factors = clip_factors(torch.stack([squares[name] for name in names]).sum(0).sqrt(), bound)
+        elif clipping == "automatic":
+            factors = automatic_factors(norms, max_grad_norm)
+        else:
+            factors = clip_factors(norms, max_grad_norm)
+        factors = torch.where(finite & (factors >= LEAST_FACTOR), factors, torch.zeros_like(factors))
+        sums.update({name: gradients[name].weighted_sum(factors) for name in names})
     return sums, norms
 
 
-def _is_plain_linear(model: nn.Module, loss_fn: LossFunction, batch: Any) -> TypeGuard[nn.Linear]:
-    """One ``nn.Linear`` under the built-in loss, untouched by hooks or frozen parts: the closed form covers it."""
-    return (
-        type(model) is nn.Linear
-        and isinstance(loss_fn, ModelLoss)
-        and loss_fn.loss is per_example_loss
-        and isinstance(batch, tuple)
-        and len(batch) == 2
-        and batch[0].ndim == 2
-        and batch[1].ndim == 1
-        and batch[0].dtype == model.weight.dtype
-        and batch[0].shape[1] == model.weight.shape[1]
-        and model.weight.dtype in (torch.float32, torch.float64)
-        and (model.weight.shape[0] == 1 or batch[1].dtype == torch.int64)
-        and all(p.requires_grad for p in model.parameters())
-        and not (model._forward_hooks or model._forward_pre_hooks or getattr(model, "parametrizations", None))
-    )
-
-
-def _linear_clipped_gradient(model: nn.Linear, batch: Any, max_grad_norm: float) -> tuple[Tensors, torch.Tensor]:
-    """The closed form: the gradient of one record is b aᵀ (a the input, b the loss' derivative in the logits).
-
-    So ‖g‖ = ‖b‖·‖a‖, with bias ‖b‖·√(‖a‖² + 1), and the clipped sum is one matrix product.  All in float64, the logits
-    too: their float32 rounding may depend on how many records there are.
-    """
-    X, y = batch[0].to(SUM_DTYPE), batch[1]
-    weight = model.weight.detach().to(SUM_DTYPE)
-    bias = None if model.bias is None else model.bias.detach().to(SUM_DTYPE)
-    logits = X @ weight.T if bias is None else X @ weight.T + bias
-    if weight.shape[0] == 1:
-        b = torch.sigmoid(logits) - y.to(logits.dtype)[:, None]
-    else:
-        known, ignored = (y >= 0) & (y < weight.shape[0]), y == IGNORED_CLASS
-        b = torch.softmax(logits, dim=1)
-        b = b - torch.nn.functional.one_hot(torch.where(known, y, 0), weight.shape[0]).to(b.dtype)
-        b = torch.where(known[:, None], b, torch.where(ignored, 0.0, torch.nan).to(b.dtype)[:, None])
-    squares = torch.linalg.vector_norm(X, dim=1, dtype=torch.float64).square()
-    squares = squares if bias is None else squares + 1.0
-    norms = squares.sqrt() * torch.linalg.vector_norm(b, dim=1, dtype=torch.float64)
-    finite = torch.isfinite(norms)
-    scaled = without(b * clip_factors(norms, max_grad_norm).to(SUM_DTYPE)[:, None], finite)
-    X = without(X, finite)
-    sums = {"weight": scaled.T @ X}
-    if bias is not None:
-        sums["bias"] = scaled.sum(0)
-    return sums, norms
+def without(gradient: PerExample, keep: torch.Tensor) -> PerExample:
+    """``gradient`` with zeros for the records where ``keep`` is False: a factor 0 is not enough, 0 · NaN is NaN."""
+    return gradient.without(keep)

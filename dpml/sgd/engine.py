@@ -2,11 +2,14 @@
 
 One step (Abadi et al. 2016, Algorithm 1, with Poisson batches S):
 
-    ĝ = (1/B) (Σ_{i∈S} clip_C(gᵢ) + N(0, C²σ² I)),   m ← μ m + ĝ,   w ← w − η_t m
+    ĝ = (1/B) (Σ_{i∈S} clip_C(gᵢ) + N(0, C²σ² I)),   then the optimizer, on ĝ alone
 
 B is the *public* expected batch size.  Everything after ĝ is post-processing.  The user's module is never run: a copy
 is trained, and its weights are returned in a second, fresh copy, so nothing that a forward pass leaves behind is
 released.
+
+Sum and noise are rounded to a public grid before they are added (:mod:`dpml.mechanisms.lattice`), for which the clip
+bound is a thousandth smaller than C; a float32 model's is a thousandth smaller again (:data:`FLOAT32_MARGIN`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,16 +25,27 @@ import torch
 from torch import nn
 
 from dpml.accounting import Event
-from dpml.errors import DataError, ModelError
-from dpml.mechanisms import NoiseSource
-from dpml.sgd.clipping import Tensors, clipped_gradient, trainable, try_on_zeros
-from dpml.sgd.models import Loss, LossFunction, ModelLoss, check_model, per_example_loss
+from dpml.errors import ModelError
+from dpml.mechanisms import NoiseSource, Prefetch
+from dpml.mechanisms.lattice import MAX_STEPS, Grid
+from dpml.sgd.adaptive import next_clip, noisy_count
+from dpml.sgd.batches import Batch, Rows, as_rows
+from dpml.sgd.clipping import Clipper
+from dpml.sgd.models import Loss, ModelLoss, check_model, per_example_loss
+from dpml.sgd.optimizers import Optimizer, state_dtype
+from dpml.sgd.per_example import Tensors, trainable
 from dpml.sgd.planning import DPSGDPlan, plan_dp_sgd
-from dpml.sgd.sampling import poisson_indices
+from dpml.sgd.sampling import fixed_size_indices, poisson_indices
 from dpml.sgd.states import State, completed_state, snapshot
-from dpml.sgd.tensors import as_inputs, as_targets, resolve_device
+from dpml.sgd.team import Alone, Team
+from dpml.sgd.tensors import resolve_device
 
 __all__ = ["DPSGDPlan", "fit_dp_sgd", "plan_dp_sgd"]
+
+FLOAT32_MARGIN = 1.0 - 2.0**-10
+"""What a model that is not float64 is clipped below C for: runs of records are summed in its own type, and the rounding
+of such a sum depends on who else is in it.  A measured margin, not a proof: records that were not made for it exceeded
+C by up to 4e-5 of it; records and an order made for the matrix product's blocks by up to 1 %."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,26 +63,36 @@ def fit_dp_sgd(
     on_step: Callable[[int], None] | None = None,
     save_checkpoint: Callable[[State], None] | None = None,
     start: Mapping[str, Any] | None = None,
+    secure_noise: bool = True,
+    gradients: str = "auto",
+    team: Team | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Train a copy of ``model`` by ``plan``.
 
     Args:
         plan: from :func:`plan_dp_sgd`; carries noise, rate, steps and the neighbouring relation.
         model: left untouched.
-        X, y: rows ``(n, …)`` and targets ``(n,)``; n is private and used for sampling only.
+        X, y: rows ``(n, …)`` and targets ``(n,)``, in memory or in a file, or what :func:`dpml.sgd.batches.as_rows`
+            takes besides; n is private and used for sampling only.
         noise: the only source of noise and of Poisson coins.
         reserve: ``reserve(event_per_step, count)`` charges the next ``count`` steps and returns when that is on disk;
-            it is called before the first of them draws a coin or noise.
+            it is called before the first of them draws a coin or uses noise.
         loss: per-example ``loss(logits, targets) -> (B,)``; default logistic (one logit) or cross entropy.
         on_step: called with the number of steps done.
         save_checkpoint: called with a state after every reserved block.
         start: a saved state; its ``"step"`` is the number of steps *charged* so far.  Steps that were charged but not
             reached before a crash are lost, never run again.
+        secure_noise: ``False`` draws the noise of a CUDA run with the device's own generator (seeded by the operating
+            system, but no cipher); coins stay secret.
+        gradients: ``"auto"``, or ``"per_example"``: every record is run alone.
+        team: the processes that train together: each calls this with all records, takes its part of them, and ends with
+            the same weights.  Only process 0 calls ``reserve`` and ``save_checkpoint``.
 
     Returns:
         The trained copy (``requires_grad`` and mode as in ``model``), and diagnostics that are **private**: per step
         ``batch_size``, ``clipped_share``, ``mean_norm``, ``non_finite`` (contributions that were zero since the
-        gradient was not finite or could not be computed), plus the number of steps run.
+        gradient was not finite or could not be computed), plus the number of steps run and, for a model whose records
+        are run alone, why.
 
     Raises:
         ModelError, ConfigError, DataError: nothing was charged; none of them depends on the value of a record.
@@ -76,41 +101,49 @@ def fit_dp_sgd(
     check_model(model)
     target = resolve_device(device)
     working = copy.deepcopy(model).to(target)
-    rows = as_inputs(X, working, target)
-    if rows.ndim < 1:
-        raise DataError("X is a single number; it must hold one row per record.")
-    targets = as_targets(y, len(rows), working, target)
-    state = completed_state(start, working, target)
+    team = team or Alone()
+    rows = team.rows(X, y, partial(as_rows, model=working, device=target))
+    plan.check_records(len(rows))
+    state = team.begin(plan, completed_state(start, working, target, plan), len(rows), noise.secret)
     parameters: Tensors = trainable(working)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state["parameters"][name])
-    momentum: Tensors = state["momentum"]
-    loss_fn = ModelLoss(loss or per_example_loss)
-    fault = try_on_zeros(working, loss_fn, (rows, targets))
-    if fault is not None:  # it would befall every record, each of which would then count as zero
-        raise ModelError(
-            f"the model or the loss fails on a record of zeros (row {tuple(rows.shape[1:])} {rows.dtype}, target "
-            f"{tuple(targets.shape[1:])} {targets.dtype}): {type(fault).__name__}: {fault}. Make them fit the data."
-        ) from fault
+    optimizer = Optimizer(plan, parameters)
+    optimizer.load(state["optimizer"])
+    clipper = Clipper(working, ModelLoss(loss or per_example_loss), rows.zeros(), gradients)
+    _refuse_fault(clipper, rows)
+    stepper = Stepper(plan, clipper, Prefetch(noise), target, secure_noise, team)
+    stepper.clip = state["clip"]
 
-    first, notes = int(state["step"]), _Diagnostics()
-    for begin in range(first, plan.steps, plan.checkpoint_every):
-        end = min(begin + plan.checkpoint_every, plan.steps)
-        charge_block(plan, reserve, end - begin)
-        for step in range(begin, end):
-            batch = _draw_batch(plan, rows, targets, noise)
-            gradient = noisy_gradient(plan, working, loss_fn, batch, noise, notes)
-            _update(plan, step, parameters, momentum, gradient)
-            if on_step is not None:
-                on_step(step + 1)
-        if save_checkpoint is not None:
-            save_checkpoint(snapshot(end, parameters, momentum))
+    first = int(state["step"])
+    try:
+        for begin in range(first, plan.steps, plan.checkpoint_every):
+            end = min(begin + plan.checkpoint_every, plan.steps)
+            team.once(partial(charge_block, plan, reserve, end - begin))
+            for step in range(begin, end):
+                team.ready()
+                batch = rows.take(draw_batch(plan, rows, noise, team))
+                noise_std = stepper.noise_std_per_entry
+                optimizer.step(step, stepper.gradient(batch), noise_std)
+                if on_step is not None:
+                    on_step(step + 1)
+            team.agree("the trained weights", {**parameters, "": torch.tensor(stepper.clip, dtype=torch.float64)})
+            if save_checkpoint is not None and team.rank == 0:
+                save_checkpoint(snapshot(end, parameters, optimizer.state(), stepper.clip))
+    finally:
+        stepper.close()
+        rows.close()
+    notes = stepper.notes
     if notes.total_non_finite:
         _log.warning(
             "%d contributions were not finite or raised an error and were replaced by zero", notes.total_non_finite
         )
-    return _released(model, parameters), {**notes.to_dict(), "steps_run": max(plan.steps - first, 0)}
+    found = {**notes.to_dict(), "left_out": rows.left_out, "steps_run": max(plan.steps - first, 0)}
+    private = team.merged(found)
+    if clipper.reason:
+        private["records_run_alone"] = clipper.reason
+    return _released(model, optimizer.released(), target), private
 
 
 def charge_block(plan: DPSGDPlan, reserve: Callable[[Event, int], None], count: int) -> None:
@@ -118,35 +151,80 @@ def charge_block(plan: DPSGDPlan, reserve: Callable[[Event, int], None], count: 
     reserve(plan.event_per_step, count)
 
 
-def noisy_gradient(
-    plan: DPSGDPlan,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    batch: tuple[torch.Tensor, torch.Tensor],
-    noise: NoiseSource,
-    notes: _Diagnostics | None = None,
-) -> Tensors:
-    """ĝ of one step.  One noise vector for all parameters is drawn whatever the batch, also when it is empty."""
-    sums, norms = clipped_gradient(model, loss_fn, batch, plan.max_grad_norm, plan.micro_batch_size)
-    if notes is not None:
-        notes.record(norms, plan.max_grad_norm)
-    drawn = draw_noise(plan, noise, sum(value.numel() for value in sums.values()))
-    result, position = {}, 0
-    for name, value in sums.items():
-        piece = torch.from_numpy(drawn[position : position + value.numel()]).to(value.device).reshape(value.shape)
-        position += value.numel()
-        result[name] = ((value.double() + piece) / normaliser(plan)).to(value.dtype)  # noise is added in float64
-    return result
+def draw_batch(plan: DPSGDPlan, rows: Rows, noise: NoiseSource, team: Team) -> np.ndarray:
+    """The indexes of a step's records, from fresh secret coins."""
+    if plan.sampling == "fixed_size":
+        return fixed_size_indices(noise, len(rows), plan.expected_batch_size)
+    return team.mine(poisson_indices, noise, len(rows), plan.sample_rate)
 
 
-def draw_noise(plan: DPSGDPlan, noise: NoiseSource, size: int) -> np.ndarray:
+class Stepper:
+    """Noisy gradients of batches: all that touches records, and all noise, of a run.
+
+    Attributes:
+        clip: the current clipping norm C; changes under adaptive clipping only.
+        notes: private diagnostics.
+    """
+
+    def __init__(
+        self,
+        plan: DPSGDPlan,
+        clipper: Clipper,
+        noise: Prefetch,
+        device: torch.device,
+        secure_noise: bool = True,
+        team: Team | None = None,
+    ) -> None:
+        self.plan, self.clipper, self.noise, self.team = plan, clipper, noise, team or Alone()
+        self.clip = plan.max_grad_norm
+        self.notes = _Diagnostics()
+        self._size = sum(p.numel() for p in clipper.parameters.values())
+        self._double = all(p.dtype == torch.float64 for p in clipper.parameters.values())
+        self._generator: torch.Generator | None = None
+        if device.type == "cuda" and not secure_noise:
+            self._generator = torch.Generator(device)
+            self._generator.seed()  # from the operating system, not from the caller's global seed
+
+    def gradient(self, batch: Batch) -> Tensors:
+        """ĝ of one step.  One noise vector for all parameters is drawn whatever the batch, also when it is empty."""
+        plan, grid = self.plan, Grid(self.clip, self._size, sums=self.team.size)
+        kind = "flat" if plan.clipping == "adaptive" else plan.clipping
+        sums, norms = self.clipper(batch, clip_bound(self.clip, grid, self._double), plan.micro_batch_size, kind)
+        self.notes.record(norms, self.clip)
+        total = torch.cat([value.reshape(-1) for value in sums.values()])
+        std = noise_std(plan, self.clip) * self.team.noise_share
+        if self._generator is not None:
+            noisy = _on_device(grid, total, std, self._generator)
+        else:
+            released = grid.release(total.cpu().numpy(), draw_noise(self.noise, std, self._size))
+            noisy = torch.from_numpy(released).to(total.device)
+        noisy = self.team.total(noisy).div_(normaliser(plan))
+        if plan.clipping == "adaptive":
+            count = noisy_count(plan, norms, self.clip, self.noise.normal, self.team.noise_share)
+            self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
+        pieces = noisy.split([value.numel() for value in sums.values()])
+        return {
+            name: piece.to(state_dtype(self.clipper.parameters[name])).reshape(value.shape)
+            for (name, value), piece in zip(sums.items(), pieces, strict=True)
+        }
+
+    @property
+    def noise_std_per_entry(self) -> float:
+        """Of the next gradient; public."""
+        return noise_std(self.plan, self.clip) / normaliser(self.plan)
+
+    def close(self) -> None:
+        self.noise.close()
+
+
+def draw_noise(noise: NoiseSource, std: float, size: int) -> np.ndarray:
     """One fresh noise vector (float64) for all parameters of one step."""
-    return np.ascontiguousarray(noise.normal(noise_std(plan), size), dtype=np.float64)
+    return np.ascontiguousarray(noise.normal(std, size), dtype=np.float64)
 
 
-def noise_std(plan: DPSGDPlan) -> float:
+def noise_std(plan: DPSGDPlan, clip: float) -> float:
     """C·σ, under ``replace_one`` too: a record contributes at most C, and the accountant knows that two are swapped."""
-    return plan.max_grad_norm * plan.noise_multiplier
+    return clip * plan.gradient_noise_multiplier
 
 
 def normaliser(plan: DPSGDPlan) -> float:
@@ -154,31 +232,35 @@ def normaliser(plan: DPSGDPlan) -> float:
     return float(plan.expected_batch_size)
 
 
-def _draw_batch(
-    plan: DPSGDPlan, rows: torch.Tensor, targets: torch.Tensor, noise: NoiseSource
-) -> tuple[torch.Tensor, torch.Tensor]:
-    index = poisson_indices(noise, len(rows), plan.sample_rate)
-    if len(index) == len(rows):
-        return rows, targets
-    picked = torch.from_numpy(index).to(rows.device)
-    return rows.index_select(0, picked), targets.index_select(0, picked)
+def clip_bound(clip: float, grid: Grid, double: bool) -> float:
+    """What records are clipped at, so that the sum *as it is released* has sensitivity C."""
+    return clip * grid.shrink * (1.0 if double else FLOAT32_MARGIN)
 
 
-def _update(plan: DPSGDPlan, step: int, parameters: Tensors, momentum: Tensors, gradient: Tensors) -> None:
-    rate = plan.rate(step)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            buffer = momentum[name].mul_(plan.momentum).add_(gradient[name].to(momentum[name].dtype))
-            parameter.copy_(parameter - rate * buffer)
+def _on_device(grid: Grid, total: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
+    drawn = torch.randn(total.shape, dtype=torch.float64, device=total.device, generator=generator) * std
+    limit = MAX_STEPS * grid.spacing
+    steps = torch.round(total.clamp(-limit, limit) / grid.spacing) + torch.round(drawn / grid.spacing)
+    return steps * grid.spacing + 0.0  # -0.0 becomes 0.0
 
 
-def _released(model: nn.Module, parameters: Tensors) -> nn.Module:
+def _refuse_fault(clipper: Clipper, rows: Rows) -> None:
+    """An error on a record of zeros would befall every record, each of which would then count as zero."""
+    if clipper.fault is not None:
+        X, y = rows.zeros()
+        raise ModelError(
+            f"the model or the loss fails on a record of zeros (row {tuple(X.shape[1:])} {X.dtype}, target "
+            f"{tuple(y.shape[1:])} {y.dtype}): {type(clipper.fault).__name__}: {clipper.fault}. Make them fit the data."
+        ) from clipper.fault
+
+
+def _released(model: nn.Module, weights: Tensors, device: torch.device) -> nn.Module:
     """A fresh copy of the untouched ``model`` (buffers as they were) with the trained weights."""
-    released = copy.deepcopy(model).to(next(iter(parameters.values())).device)
+    released = copy.deepcopy(model).to(device)
     own = dict(released.named_parameters())
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            own[name].copy_(parameter)
+        for name, value in weights.items():
+            own[name].copy_(value)
     return released
 
 

@@ -108,8 +108,9 @@ def test_faults_before_a_value_is_read(options: dict[str, Any], error: type[Exce
 
 
 def test_faults_at_load() -> None:
-    with pytest.raises(DataError, match="holds no record"):
-        made(np.zeros((0, 2)), []).load(FixedNoise(0))
+    empty = made(np.zeros((0, 2)), []).load(FixedNoise(0))  # n is private: no record is no error
+    assert empty.X.shape == (0, 2)
+    assert empty.y.shape == (0,)
     with pytest.raises(DataError, match="does not hold numbers only"):
         made(np.array([["a", "b"]]), [0]).load(FixedNoise(0))
 
@@ -193,10 +194,10 @@ def test_dataset_faults() -> None:
         PrivateData.from_dataset(Traps(ITEMS), n_declared=5, classes=[0, 1])
     with pytest.raises(ConfigError, match="feature_shape = 0"):
         PrivateData.from_dataset(Traps(ITEMS), n_declared=5, classes=[0, 1], feature_shape=0)
-    with pytest.raises(DataError, match="holds no record"):
-        PrivateData.from_dataset([], n_declared=5, classes=[0, 1], feature_shape=2).load(FixedNoise(0))
-    with pytest.raises(DataError, match="no pair"):
-        PrivateData.from_dataset([3], n_declared=5, classes=[0, 1], feature_shape=2).load(FixedNoise(0))
+    for items in ([], [3], [(np.ones(2),)], [(object(), 1)]):  # no record, and items that are no pairs of numbers
+        records = PrivateData.from_dataset(items, n_declared=5, classes=[0, 1], feature_shape=2).load(FixedNoise(0))
+        assert records.X.shape == (0, 2)
+        assert records.private_notes["train"]["records"] == len(items)
 
 
 def test_the_public_map_survives_json_and_gives_the_training_rows() -> None:
@@ -218,4 +219,7 @@ def test_transform_array_by_hand_and_its_faults() -> None:
     with pytest.raises(DataError, match="encoded by a schema"):
         transform_array(np.zeros((3, 5)), {"kind": "table"})
     with pytest.raises(DataError, match="does not hold numbers"):
-        transform_array([["a"]], saved)
+        transform_array(np.array([["a"]]), saved)
+    rows, valid = transform_array([["a", 1, 2, 3], ["1", 1, 2, 3]], saved)  # a list is read cell by cell
+    assert valid.tolist() == [False, True]
+    np.testing.assert_allclose(rows[1], np.array([0.5, 0.5, 1, 1.5, 1]) / np.sqrt(4.75), rtol=1e-12)

@@ -117,13 +117,11 @@ def test_damaged_files_are_data_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["age,town,id,label\n", "age,town,id,label"])
-def test_an_empty_table_is_refused_at_load(tmp_path: Path, text: str) -> None:
-    data = PrivateData.from_table(csv(tmp_path / "p.csv", text), SCHEMA)
-    with pytest.raises(DataError, match="holds no record"):
-        data.load(FixedNoise(0))
+def test_an_empty_table_is_a_data_set_like_any_other(tmp_path: Path, text: str) -> None:
+    records = PrivateData.from_table(csv(tmp_path / "p.csv", text), SCHEMA).load(FixedNoise(0))
+    assert len(records.X) == len(records.y) == records.private_notes["train"]["records"] == 0
     people([]).to_parquet(tmp_path / "p.parquet")
-    with pytest.raises(DataError, match="holds no record"):
-        load(tmp_path / "p.parquet")
+    assert load(tmp_path / "p.parquet").X.shape == records.X.shape
 
 
 def test_nothing_is_read_before_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

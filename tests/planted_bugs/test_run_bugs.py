@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from small_tables import comparable
 
-from dpml import PrivateData, PrivateTrainer, accounting
+from dpml import PrivateData, PrivateTrainer, accounting, running
 from dpml.accounting import Ledger
 from dpml.data import PublicInfo, Records
 from dpml.errors import LedgerError
@@ -194,19 +194,19 @@ def regularization_in_sum_form(patch: pytest.MonkeyPatch) -> None:
 
 
 def promise_not_compared(patch: pytest.MonkeyPatch) -> None:
-    real = PrivateTrainer._recompute
+    real = running.recompute
 
-    def trusting(self: PrivateTrainer, plan: Any, ledger: Ledger) -> Any:
+    def trusting(trainer: PrivateTrainer, plan: Any, ledger: Ledger) -> Any:
         try:
-            return real(self, plan, ledger)
+            return real(trainer, plan, ledger)
         except LedgerError:
             return plan.guarantee, "best"
 
-    patch.setattr(PrivateTrainer, "_recompute", trusting)
+    patch.setattr("dpml.trainer.recompute", trusting)
 
 
 def charges_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dpml.trainer.flatten", lambda event: None)
+    patch.setattr("dpml.running.flatten", lambda event: None)
 
 
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Path], None]]] = [

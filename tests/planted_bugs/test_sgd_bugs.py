@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "sgd"))
 
 import sgd_faults as checks
 
-from dpml.sgd import clipping, engine
+from dpml.sgd import clipping, engine, per_example
 
-KINDS = ["closed form", "any module"]
+KINDS = ["one backward", "per example"]
 
 
 def caught(check, *arguments):
@@ -26,7 +26,7 @@ def caught(check, *arguments):
 
 def test_half_noise(monkeypatch):
     checks.noise_has_the_planned_variance()
-    monkeypatch.setattr(engine, "noise_std", lambda plan: plan.max_grad_norm * plan.noise_multiplier / 2)
+    monkeypatch.setattr(engine, "noise_std", lambda plan, clip: clip * plan.noise_multiplier / 2)
     caught(checks.noise_has_the_planned_variance)
 
 
@@ -39,13 +39,13 @@ def test_no_clip(monkeypatch, kind):
 
 def test_the_drawn_batch_as_normaliser(monkeypatch):
     checks.the_normaliser_is_public()
-    whole = engine.noisy_gradient
+    whole = engine.Stepper.gradient
 
-    def by_drawn_size(plan, model, loss_fn, batch, noise, notes=None):
-        result = whole(plan, model, loss_fn, batch, noise, notes)
-        return {k: v * plan.expected_batch_size / max(len(batch[0]), 1) for k, v in result.items()}
+    def by_drawn_size(self, batch):
+        result = whole(self, batch)
+        return {k: v * self.plan.expected_batch_size / max(len(batch[0]), 1) for k, v in result.items()}
 
-    monkeypatch.setattr(engine, "noisy_gradient", by_drawn_size)
+    monkeypatch.setattr(engine.Stepper, "gradient", by_drawn_size)
     caught(checks.the_normaliser_is_public)
 
 
@@ -71,8 +71,8 @@ def test_noise_once_per_micro_batch(monkeypatch):
     checks.one_noise_draw_per_step()
     whole, noise = clipping.clip_and_sum, checks.RecordingNoise(9)
 
-    def noisy(per_example, bound):
-        sums, norms = whole(per_example, bound)
+    def noisy(per_example, bound, *how):
+        sums, norms = whole(per_example, bound, *how)
         return {
             k: v + torch.from_numpy(noise.normal(2.0 * bound, v.numel())).reshape(v.shape) for k, v in sums.items()
         }, norms
@@ -144,38 +144,49 @@ def test_a_nan_record_that_spreads(monkeypatch, kind):
 def test_charged_steps_run_again(monkeypatch):
     checks.charged_steps_are_not_run_again()
     whole = engine.completed_state
-    monkeypatch.setattr(
-        engine, "completed_state", lambda start, model, device: {**whole(start, model, device), "step": 5}
-    )
+    monkeypatch.setattr(engine, "completed_state", lambda start, *arguments: {**whole(start, *arguments), "step": 5})
     caught(checks.charged_steps_are_not_run_again)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_in_single_precision(monkeypatch, kind):
     checks.one_record_more_moves_a_large_sum_by_at_most_c(kind)
-    monkeypatch.setattr(clipping, "SUM_DTYPE", torch.float32)
+    whole = clipping.clip_and_sum
+    kept = {}
+
+    def running_sum(gradients, *arguments):
+        """Micro-batches added up in float32: what each returns is the step of a float32 running sum."""
+        sums, norms = whole(gradients, *arguments)
+        before = dict(kept)
+        for name, value in sums.items():
+            kept[name] = kept.get(name, torch.zeros_like(value).float()) + value.float()
+        return {k: kept[k].double() - before.get(k, torch.zeros_like(kept[k])).double() for k in sums}, norms
+
+    monkeypatch.setattr(clipping, "clip_and_sum", running_sum)
+    call = clipping.Clipper.__call__
+    monkeypatch.setattr(clipping.Clipper, "__call__", lambda *arguments: (kept.clear(), call(*arguments))[1])
     caught(checks.one_record_more_moves_a_large_sum_by_at_most_c, kind)
 
 
 def test_a_record_that_stops_the_run(monkeypatch):
     checks.a_record_that_raises_changes_nothing_else()
-    monkeypatch.setattr(clipping, "_alone", lambda gradient, values, record: gradient(values, record))
+    monkeypatch.setattr(per_example, "_alone", lambda gradient, values, record: gradient(values, record))
     caught(checks.a_record_that_raises_changes_nothing_else)
 
 
 def test_a_record_that_raises_takes_its_half_of_the_batch_along(monkeypatch):
     checks.a_record_that_raises_changes_nothing_else()
-    whole = clipping._stacked
+    whole = per_example._stacked
 
     def all_or_nothing(gradient, values, batch):
-        parts = [clipping._batch_size(batch)]
-        monkeypatch.setattr(clipping, "_stacked", lambda g, v, b: (_ for _ in ()).throw(IndexError))
+        size = per_example.batch_size(batch)
+        monkeypatch.setattr(per_example, "_stacked", lambda g, v, b: (_ for _ in ()).throw(IndexError))
         try:
             return whole(gradient, values, batch)
         except IndexError:
-            return {name: torch.full((parts[0], *value.shape), torch.nan) for name, value in values.items()}
+            return {name: torch.full((size, *value.shape), torch.nan) for name, value in values.items()}
         finally:
-            monkeypatch.setattr(clipping, "_stacked", all_or_nothing)
+            monkeypatch.setattr(per_example, "_stacked", all_or_nothing)
 
-    monkeypatch.setattr(clipping, "_stacked", all_or_nothing)
+    monkeypatch.setattr(per_example, "_stacked", all_or_nothing)
     caught(checks.a_record_that_raises_changes_nothing_else)

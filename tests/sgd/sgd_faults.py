@@ -14,6 +14,7 @@ from sgd_checks import RecordingNoise, rows, small_plan
 from torch import nn
 
 from dpml import sgd
+from dpml.errors import DataError
 
 FALSE_ALARM = 1e-6
 
@@ -46,10 +47,18 @@ def pure_noise_steps(steps=400, width=50, micro_batch_size=None, seed=0):
 
 
 class PlainLinear(nn.Linear):
-    """A subclass: takes the generic path (with micro-batches), not the closed form."""
+    """Uses its weight in a way that one backward pass has no rule for, so that every record is run alone."""
 
     def __init__(self, width):
         super().__init__(width, 1, bias=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight * 1.0)
+
+
+def linear_for(kind, width):
+    """A linear model for the engine asked for."""
+    return nn.Linear(width, 1, bias=False) if kind == "one backward" else PlainLinear(width)
 
 
 def noise_has_the_planned_variance(micro_batch_size=None):
@@ -75,12 +84,12 @@ def one_noise_draw_per_step():
     assert len(noise.normals) == plan.steps
 
 
-def one_record_moves_a_step_by_at_most_c_over_b(kind="closed form"):
+def one_record_moves_a_step_by_at_most_c_over_b(kind="one backward"):
     """Without noise and with everyone in the batch: the records' gradients are 50 to 5000, C is 0.5."""
     X, y = rows(n=12)
     X = X * 1000
     plan = small_plan(steps=1, sample_rate=1.0, learning_rate=1.0)
-    model = (nn.Linear(3, 1, bias=False) if kind == "closed form" else PlainLinear(3)).double()
+    model = linear_for(kind, 3).double()
     whole, _ = fit(plan, X, y, RecordingNoise(scale=0.0), model=model)
     for i in range(12):
         less, _ = fit(plan, np.delete(X, i, 0), np.delete(y, i), RecordingNoise(scale=0.0), model=model)
@@ -97,7 +106,7 @@ def the_normaliser_is_public():
         trained, _ = fit(plan, np.zeros((n, 3)), np.zeros(n, dtype=np.int64), noise)
         total = sum(drawn for _, drawn in noise.normals)
         moves.append(weights(trained) / total)
-    np.testing.assert_allclose(moves, -1 / 10, rtol=1e-9)
+    np.testing.assert_allclose(moves, -1 / 10, rtol=5e-3)  # the noise is rounded to a grid
 
 
 def the_sample_rate_is_public():
@@ -136,12 +145,15 @@ def nothing_is_drawn_before_it_is_charged():
     fit(plan, X, y, noise, reserve=reserve, on_step=on_step)
 
 
-def a_nan_record_changes_nothing_else(kind="closed form"):
+def a_nan_record_changes_nothing_else(kind="one backward"):
     X, y = rows()
     spoilt, labels = np.vstack([X, [[np.nan, 1.0, np.inf]]]), np.append(y, 1)
-    model = (nn.Linear(3, 1, bias=False) if kind == "closed form" else PlainLinear(3)).double()
+    model = linear_for(kind, 3).double()
     plan = small_plan(sample_rate=1.0)
-    dirty, _ = fit(plan, spoilt, labels, RecordingNoise(1), model=model)
+    try:
+        dirty, _ = fit(plan, spoilt, labels, RecordingNoise(1), model=model)
+    except DataError as error:  # a sum that is not finite is not released
+        raise AssertionError("a record stopped the run") from error
     clean, _ = fit(plan, X, y, RecordingNoise(1), model=model)
     assert np.isfinite(weights(dirty)).all()
     np.testing.assert_allclose(weights(dirty), weights(clean), rtol=1e-12, atol=1e-15)
@@ -156,20 +168,25 @@ def charged_steps_are_not_run_again():
     assert len(noise.normals) == 2
 
 
-def one_record_more_moves_a_large_sum_by_at_most_c(kind="closed form"):
-    """50,000 near-equal float32 records: the sum is 50,000 C, whose float32 spacing is a few percent of C."""
+def one_record_more_moves_a_large_sum_by_at_most_c(kind="one backward"):
+    """50,000 near-equal float32 records: the sum is 50,000 C, whose float32 spacing is half a percent of C.
+
+    Records run alone are summed in float64.  One backward pass sums short runs of records in float32: what that can
+    move is part of what ``FLOAT32_MARGIN`` (2^-10) covers, and half of it is the most that is allowed here.
+    """
     generator = torch.Generator().manual_seed(0)
-    X = torch.randn(1, 20, generator=generator) + 1e-4 * torch.randn(50_001, 20, generator=generator)
+    X = 1.0 + 1e-4 * torch.randn(50_001, 1, generator=generator)
     y = torch.ones(len(X), dtype=torch.int64)
-    model = nn.Linear(20, 1, bias=False) if kind == "closed form" else PlainLinear(20)
+    model = linear_for(kind, 1)
     with torch.no_grad():
         model.weight.zero_()
     bound = 0.1
     whole, norms = sgd.clipped_gradient(model, sgd.ModelLoss(), (X, y), bound)
-    less, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), (X[:-1], y[:-1]), bound)
+    less, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), (X[1:], y[1:]), bound)  # every micro-batch is another
     assert float(norms.min()) > bound
     moved = float(torch.linalg.vector_norm(whole["weight"].double() - less["weight"].double())) / bound
-    assert 1 - 1e-9 <= moved <= 1 + 1e-9
+    slack = 2.0**-11 if kind == "one backward" else 1e-9
+    assert 1 - slack <= moved <= 1 + slack
 
 
 class Tokens(nn.Sequential):

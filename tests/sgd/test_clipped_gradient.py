@@ -11,12 +11,13 @@ from sgd_checks import Attention, Recurrent, TiedNetwork, one_record_loop
 from torch import nn
 
 from dpml.errors import ConfigError, DataError, ModelError
-from dpml.sgd import ModelLoss, build_model, clipped_gradient
+from dpml.sgd import ModelLoss, build_model, clipped_gradient, taps
 from dpml.sgd import clipping as clipping_module
 from dpml.sgd.models import per_example_loss
+from dpml.sgd.uses import Built
 
 LOSS = ModelLoss()
-GENERIC = ModelLoss(lambda logits, y: per_example_loss(logits, y))  # not the built-in object: no closed form
+GENERIC = ModelLoss(lambda logits, y: per_example_loss(logits, y))  # not the built-in object
 
 
 def images(channels=2, size=6):
@@ -191,7 +192,7 @@ def test_frozen_parameters_get_no_gradient_and_do_not_count_in_the_norm():
     assert set(sums) == set(expected) == {"0.bias", "2.weight", "4.weight", "4.bias"}
     torch.testing.assert_close(norms, expected_norms, rtol=1e-11, atol=0)
     linear = nn.Linear(3, 2)
-    linear.bias.requires_grad_(False)  # "frozen bias only" on the model that has a closed form
+    linear.bias.requires_grad_(False)  # "frozen bias only"
     assert set(clipped_gradient(linear, LOSS, (torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)), 1.0)[0]) == {
         "weight"
     }
@@ -255,8 +256,9 @@ def test_dropout_masks_differ_between_records():
 @pytest.mark.parametrize("magnitude", [1e-4, 1.0, 300.0])
 def test_half_precision_neither_skips_clipping_nor_zeroes(dtype, magnitude):
     """Squares of 300 overflow float16 and squares of 1e-4 underflow it; the norm is taken in float64."""
-    gradients = {"w": torch.full((3, 50), magnitude).to(dtype)}
-    true_norm = float(gradients["w"][0].double().norm())
+    values = torch.full((3, 50), magnitude).to(dtype)
+    gradients = {"w": Built(taps.wide(values))}  # what a layer hands over
+    true_norm = float(values[0].double().norm())
     for bound in (true_norm / 2, true_norm * 2):
         sums, norms = clipping_module.clip_and_sum(gradients, bound)
         assert norms.numpy() == pytest.approx(true_norm, rel=1e-6)
@@ -292,7 +294,7 @@ def test_ignored_targets_and_sequence_losses_are_means_within_a_record():
     torch.testing.assert_close(norms, expected_norms, rtol=1e-12, atol=1e-15)
     ignored = torch.tensor([0, -100, 2])
     flat_batch = (torch.randn(3, 3, dtype=torch.float64), ignored)
-    for loss_fn in (LOSS, GENERIC):  # closed form and generic path agree on torch's ignored class
+    for loss_fn in (LOSS, GENERIC):  # the built-in loss and one of the user's agree on torch's ignored class
         got, got_norms = clipped_gradient(model, loss_fn, flat_batch, 0.2)
         assert float(got_norms[1]) == 0.0
         torch.testing.assert_close(got, one_record_loop(model, GENERIC, flat_batch, 0.2)[0], rtol=1e-12, atol=1e-14)

@@ -16,6 +16,7 @@ from torch import nn
 from dpml import sgd
 from dpml.errors import ConfigError, DataError, LedgerError, ModelError
 from dpml.mechanisms import FixedNoise, SecretNoise
+from dpml.mechanisms.lattice import Grid
 from dpml.sgd.models import ModelLoss
 
 
@@ -34,7 +35,8 @@ def test_every_step_is_the_formula_of_the_docstring():
     for step in range(plan.steps):
         chosen = noise.uniforms[step] < plan.sample_rate
         batch = (torch.from_numpy(X[chosen]), torch.from_numpy(y[chosen]))
-        sums, _ = one_record_loop(twin, ModelLoss(), batch, plan.max_grad_norm)
+        sums, _ = one_record_loop(twin, ModelLoss(), batch, plan.max_grad_norm * (1 - 2**-10))
+        spacing = Grid(plan.max_grad_norm, sum(p.numel() for p in twin.parameters())).spacing
         std, drawn = noise.normals[step]
         assert std == plan.noise_multiplier * plan.max_grad_norm
         with torch.no_grad():
@@ -42,7 +44,8 @@ def test_every_step_is_the_formula_of_the_docstring():
             for name, p in twin.named_parameters():
                 z = torch.from_numpy(drawn[at : at + p.numel()]).reshape(p.shape)
                 at += p.numel()
-                velocity[name] = 0.9 * velocity[name] + (sums[name] + z) / plan.expected_batch_size
+                steps = torch.round(sums[name] / spacing) + torch.round(z / spacing)
+                velocity[name] = 0.9 * velocity[name] + spacing * steps / plan.expected_batch_size
                 p -= plan.learning_rate * (1 - step / plan.steps) * velocity[name]
         assert at == len(drawn)
     np.testing.assert_allclose(parameters_of(trained), parameters_of(twin), rtol=1e-12, atol=1e-13)
@@ -84,6 +87,13 @@ def test_noise_is_drawn_once_per_step_whatever_the_micro_batches(micro):
     np.testing.assert_allclose(parameters_of(trained), parameters_of(whole), rtol=1e-10, atol=1e-12)
 
 
+def rounded(values, clip=0.5):
+    """To the grid on which sum and noise are added: at most a 2^-12th of C away in each direction."""
+    spacing = Grid(clip, values.size).spacing
+    assert spacing * np.sqrt(values.size) <= clip * 2**-11
+    return spacing * np.rint(values / spacing)
+
+
 def test_an_empty_batch_still_gets_noise_and_is_charged():
     X, y = rows(n=6)
     plan = small_plan(sample_rate=1e-9)
@@ -91,8 +101,8 @@ def test_an_empty_batch_still_gets_noise_and_is_charged():
     trained, notes, charges, noise = run(plan, X, y, model=model)
     assert notes["batch_size"] == [0] * 12
     assert len(noise.normals) == sum(count for _, count in charges) == 12
-    total = sum(drawn for _, drawn in noise.normals)
-    np.testing.assert_allclose(parameters_of(trained) - parameters_of(model), -0.1 * total / 10, rtol=1e-12)
+    total = sum(rounded(drawn) for _, drawn in noise.normals)
+    np.testing.assert_allclose(parameters_of(trained) - parameters_of(model), -0.1 * total / 10, rtol=1e-10)
 
 
 def test_no_records_at_all_train_as_usual():
@@ -100,8 +110,8 @@ def test_no_records_at_all_train_as_usual():
     X, y = rows(n=0)
     model = nn.Linear(3, 1, bias=False).double()
     trained, _, charges, noise = run(small_plan(), X, y, model=model)
-    total = sum(drawn for _, drawn in noise.normals)
-    np.testing.assert_allclose(parameters_of(trained) - parameters_of(model), -0.1 * total / 10, rtol=1e-12)
+    total = sum(rounded(drawn) for _, drawn in noise.normals)
+    np.testing.assert_allclose(parameters_of(trained) - parameters_of(model), -0.1 * total / 10, rtol=1e-10)
     assert sum(count for _, count in charges) == 12
 
 
@@ -115,8 +125,8 @@ def test_the_actual_number_of_records_enters_neither_rate_nor_normaliser(n):
     chosen = noise.uniforms[0] < 0.25
     gradients = (0.5 - y[chosen])[:, None] * X[chosen]
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-    expected = -0.1 * (gradients * np.minimum(1, 0.5 / norms)).sum(0) / 10
-    np.testing.assert_allclose(parameters_of(trained), expected, rtol=1e-12)
+    clipped = gradients * np.minimum(1, 0.5 * (1 - 2**-10) / norms)
+    np.testing.assert_allclose(parameters_of(trained), -0.1 * rounded(clipped.sum(0)) / 10, rtol=1e-12)
     assert notes["batch_size"] == [chosen.sum()]
 
 
@@ -278,16 +288,20 @@ def test_states_survive_the_file_and_hold_no_key(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     sgd.save_state(path, states[1])
     back = sgd.load_state(path)
-    assert set(back) == {"step", "parameters", "momentum"}
-    assert back["step"] == 10
-    for part in ("parameters", "momentum"):
-        assert set(back[part]) == {"a.weight", "a.bias", "b.weight"}
-        assert all(torch.equal(back[part][k], v) for k, v in states[1][part].items())
+    assert set(back) == {"step", "parameters", "optimizer", "clip"}
+    assert set(back["optimizer"]) == {"momentum", "scalars"}  # nothing that a key could hide in
+    assert (back["step"], back["clip"]) == (10, 0.5)
+    for now, then in (
+        (back["parameters"], states[1]["parameters"]),
+        (back["optimizer"]["momentum"], states[1]["optimizer"]["momentum"]),
+    ):
+        assert set(now) == {"a.weight", "a.bias", "b.weight"}
+        assert all(torch.equal(now[k], v) for k, v in then.items())
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ModelError, match="not a readable checkpoint"):
         sgd.load_state(path)
     with pytest.raises(ModelError, match="momentum are not those"):
-        run(small_plan(), X, y, model=TinyTwo(), start={**back, "momentum": {}})
+        run(small_plan(), X, y, model=TinyTwo(), start={**back, "optimizer": {**back["optimizer"], "momentum": {}}})
 
 
 class TinyTwo(nn.Module):
@@ -368,7 +382,7 @@ def test_the_private_numbers_are_in_the_diagnostics_and_nowhere_in_the_model():
     X, y = rows()
     trained, notes, _, noise = run(small_plan(), X, y)
     assert notes["batch_size"] == [int((u < 0.25).sum()) for u in noise.uniforms]
-    assert set(notes) == {"batch_size", "clipped_share", "mean_norm", "non_finite", "steps_run"}
+    assert set(notes) == {"batch_size", "clipped_share", "left_out", "mean_norm", "non_finite", "steps_run"}
     assert list(trained.state_dict()) == ["weight"]
     assert set(vars(trained)) == set(vars(nn.Linear(1, 1, bias=False)))
 

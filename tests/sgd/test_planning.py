@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import torch
 from sgd_checks import small_plan
 
 from dpml import accounting
-from dpml.errors import ConfigError
-from dpml.sgd import plan_dp_sgd
+from dpml.errors import AccountingError, ConfigError, DataError
+from dpml.mechanisms import FixedNoise
+from dpml.sgd import adaptive, plan_dp_sgd
 
 ADULT = {
     "n_declared": 36177,
@@ -172,7 +175,7 @@ def test_the_learning_rate_depends_on_the_logical_step_only():
         ({"momentum": 1.0}, "momentum = 1.0"),
         ({"learning_rate": "fast"}, "learning_rate = 'fast'"),
         ({"learning_rate": 0.0}, "learning_rate = 0.0"),
-        ({"schedule": "cosine"}, "schedule = 'cosine'"),
+        ({"schedule": "cosinus"}, "schedule = 'cosinus' .*linear, constant, cosine.*Did you mean 'cosine'"),
         ({"solution_norm": 0.0}, "solution_norm = 0.0"),
         ({"norm_bound": -1.0}, "norm_bound = -1.0"),
         ({"micro_batch_size": 0}, "micro_batch_size = 0"),
@@ -197,3 +200,201 @@ def test_the_ends_of_the_ranges_are_allowed():
             bound,
             rate,
         )
+
+
+# -- adaptive clipping: one Gaussian release of gradient and count -----------------------------------------------------
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(("sigma", "count"), [(1.0, 0.6), (0.7, 10.0), (3.0, 1.6), (1e-3, 1.0)])
+def test_gradient_and_count_together_are_one_gaussian_of_the_planned_noise(sigma, count, relation):
+    """The joint contribution of one record in units of the noise: (C/(σ_Δ C), ½/σ_b) has norm 1/σ; replacing a record
+    moves both by twice as much."""
+    made = small_plan(
+        clipping="adaptive", noise_multiplier=sigma, count_noise=count, neighboring_relation=relation, max_grad_norm=0.3
+    )
+    gradient = made.max_grad_norm / (made.gradient_noise_multiplier * made.max_grad_norm)
+    joint = math.hypot(gradient, 0.5 / made.count_noise_std)
+    assert joint == pytest.approx(1 / sigma, rel=1e-12)
+    assert joint <= 1 / sigma * (1 + 2e-16)
+    assert made.gradient_noise_multiplier > sigma
+    assert made.event_per_step == accounting.PoissonSampled(0.25, accounting.Gaussian(sigma))
+
+
+def test_raised_noise_by_hand():
+    """σ = 1, σ_b = 1: (1 − ¼)^(−½) = 2/√3."""
+    made = small_plan(clipping="adaptive", noise_multiplier=1.0, count_noise=1.0)
+    assert made.gradient_noise_multiplier == pytest.approx(2 / math.sqrt(3), rel=1e-14)
+    for clipping in ("flat", "per_layer", "automatic"):
+        assert small_plan(clipping=clipping).gradient_noise_multiplier == 1.0
+
+
+def test_the_count_noise_is_a_twentieth_of_the_batch_and_not_below_half_the_noise():
+    made = plan(clipping="adaptive", expected_batch_size=1000, steps=10)
+    assert made.count_noise == made.count_noise_std == 50.0
+    assert small_plan(clipping="adaptive", noise_multiplier=0.9).count_noise_std == 0.5
+    with pytest.raises(ConfigError, match=r"count_noise = 0.5 .*above noise_multiplier/2 = 1 .*expected_batch_size"):
+        plan(clipping="adaptive", expected_batch_size=10, epsilon=None, noise_multiplier=2.0, steps=10)
+    with pytest.raises(ConfigError, match=r"count_noise = 1.0 .*above"):
+        plan(clipping="adaptive", count_noise=1.0, epsilon=None, noise_multiplier=2.0, steps=10)
+
+
+def test_clipping_leaves_the_event_as_it_is():
+    flat = plan(steps=10)
+    for clipping in ("per_layer", "automatic", "adaptive"):
+        made = plan(steps=10, clipping=clipping)
+        assert made.event == flat.event
+        assert made.noise_multiplier == flat.noise_multiplier
+        assert dict(made.rows())["clipping"].startswith(clipping)
+
+
+def test_the_count_moves_by_one_half_for_each_record():
+    norms = torch.tensor([0.1, 0.5, 0.500001, math.nan, math.inf], dtype=torch.float64)
+    assert adaptive.unclipped_count(norms, 0.5) == 2 - 2.5
+    assert adaptive.unclipped_count(norms[:0], 0.5) == 0.0
+    for i in range(5):
+        others = torch.cat([norms[:i], norms[i + 1 :]])
+        assert abs(adaptive.unclipped_count(norms, 0.5) - adaptive.unclipped_count(others, 0.5)) == 0.5
+
+
+def test_the_count_is_released_on_a_grid_that_holds_all_counts():
+    """Low bits of count + noise cannot tell which count it was: with one noise, two counts differ by exactly ½."""
+    made = small_plan(clipping="adaptive", noise_multiplier=0.5, count_noise=math.pi)
+    norms = torch.linspace(0.1, 1.0, 10, dtype=torch.float64)
+    one, two = (adaptive.noisy_count(made, part, 0.45, FixedNoise(3).normal) for part in (norms, norms[1:]))
+    assert abs(one - two) == 0.5
+    assert float(one * 2**13).is_integer()
+    drawn = []
+    adaptive.noisy_count(made, norms, 0.45, lambda std, size: drawn.append(std) or np.zeros(size), noise_share=0.5)
+    assert drawn == [math.pi / 2]
+
+
+def test_the_clipping_norm_follows_the_quantile_by_hand():
+    """B = 10, count 3: b̃ = 0.8; C · exp(−0.2 (0.8 − 0.5)) = C · exp(−0.06)."""
+    made = small_plan(clipping="adaptive", noise_multiplier=0.5)
+    assert adaptive.next_clip(made, 0.5, 3.0) == pytest.approx(0.5 * math.exp(-0.06), rel=1e-14)
+    assert adaptive.next_clip(made, 0.5, 0.0) == 0.5
+    assert adaptive.next_clip(made, 1e-6, 1e300) == 1e-6
+    assert adaptive.next_clip(made, 1e6, -1e300) == 1e6
+
+
+def test_the_clipping_norm_settles_at_the_quantile():
+    """Norms 0.01 … 1.00 and no noise: the 0.7 quantile is between 0.70 and 0.71."""
+    made = small_plan(
+        clipping="adaptive", noise_multiplier=0.5, expected_batch_size=100, target_quantile=0.7, count_noise=5.0
+    )
+    norms, clip = torch.arange(1, 101, dtype=torch.float64) / 100, 0.01
+    for _ in range(400):
+        clip = adaptive.next_clip(made, clip, adaptive.noisy_count(made, norms, clip, lambda std, size: np.zeros(size)))
+    assert 0.69 < clip < 0.72
+
+
+# -- samples of fixed size --------------------------------------------------------------------------------------------
+FIXED = {"sampling": "fixed_size", "neighboring_relation": "replace_one", "expected_batch_size": 1000, "steps": 20}
+
+
+@pytest.mark.parametrize("accountant", ["best", "rdp", "pld", "zcdp"])
+def test_a_sample_of_fixed_size_has_its_own_event(accountant):
+    made = plan(**FIXED, accountant=accountant)
+    step = accounting.SampledWithoutReplacement(1000, 36177, accounting.Gaussian(made.noise_multiplier))
+    assert made.event_per_step == step
+    assert made.event == accounting.SelfComposed(event=step, count=20)
+    used = accounting.epsilon(made.event, 1e-5, accountant=accountant, neighboring_relation="replace_one")
+    assert 0.99 < used <= 1.0
+    assert made.source_size == 36177
+    assert "1,000 of exactly 36,177" in dict(made.rows())["sampling"]
+
+
+def test_fixed_size_is_refused_where_the_number_of_records_is_private():
+    with pytest.raises(ConfigError, match=r"sampling = 'fixed_size' .*number of records is private.*replace_one"):
+        plan(**{**FIXED, "neighboring_relation": "add_remove"})
+
+
+def test_an_accountant_without_a_bound_for_it_refuses_by_name():
+    with pytest.raises(AccountingError, match=r"'exact' cannot .*sampled_without_replacement"):
+        plan(**FIXED, accountant="exact")
+
+
+def test_the_table_must_have_the_declared_number_of_records():
+    made = plan(**FIXED)
+    made.check_records(36177)
+    for n in (0, 36176, 36178):
+        with pytest.raises(DataError, match=f"holds {n} records and n_declared = 36177"):
+            made.check_records(n)
+    plan(steps=5).check_records(3)  # Poisson sampling: n is private and free
+
+
+# -- automatic rate of Adam -------------------------------------------------------------------------------------------
+def test_adam_s_automatic_rate_by_hand():
+    """2 · 0.75 · 15/√(100 · 133) with bias correction, 2 · 15/√… without; noise, batch and C do not matter."""
+    unit = 15 / math.sqrt(100 * 133)
+    for changes in ({}, {"epsilon": 0.1}, {"max_grad_norm": 0.3}, {"expected_batch_size": 100}, {"schedule": "cosine"}):
+        assert plan(optimizer="adam", **changes).learning_rate == pytest.approx(1.5 * unit, rel=1e-12)
+    assert plan(optimizer="adamw", bias_correction=False).learning_rate == pytest.approx(2 * unit, rel=1e-12)
+    assert plan(optimizer="adam", schedule="constant").learning_rate == pytest.approx(0.75 * unit, rel=1e-12)
+    warm = plan(optimizer="adam", schedule="constant", warmup_steps=20)
+    assert sum(warm.rate(t) for t in range(100)) / 100 == pytest.approx(0.75 * unit, rel=0.002)
+    assert plan(optimizer="adam").steps == 100
+    assert not plan(optimizer="adam").capped
+    assert plan(optimizer="adam", model_name="mlp", steps=10).learning_rate == 0.1
+    assert plan(optimizer="adam", learning_rate=0.003, steps=10).learning_rate == 0.003
+
+
+def test_a_rise_before_a_falling_rate_keeps_its_mean():
+    """… so the rule's factor two stays, for SGD as for Adam."""
+    made = plan(epsilon=0.1, steps=100, warmup_steps=30)
+    assert made.learning_rate == plan(epsilon=0.1, steps=100).learning_rate
+    assert sum(made.rate(t) for t in range(100)) / 100 == pytest.approx(made.learning_rate / 2, rel=0.02)
+
+
+# -- optimizers in the plan -------------------------------------------------------------------------------------------
+def test_choices_stand_in_the_plan():
+    made = plan(
+        steps=20, optimizer="adamw", betas=[0.8, 0.9], weight_decay=0.01, learning_rate=0.02, schedule="cosine",
+        warmup_steps=3, averaging="ema", averaging_share=0.25, micro_batch_size="auto",
+    )  # fmt: skip
+    assert (made.optimizer, made.betas, made.weight_decay, made.schedule) == ("adamw", (0.8, 0.9), 0.01, "cosine")
+    assert (made.warmup_steps, made.averaging, made.averaging_share) == (3, "ema", 0.25)
+    assert made.micro_batch_size is None
+    assert dict(made.rows()) == {
+        "optimizer": "adamw, betas 0.8 and 0.9",
+        "weight decay": "0.01",
+        "schedule": "cosine, 3 warm-up steps",
+        "averaging": "ema, share 0.25",
+    }
+    assert plan(steps=20).rows() == []
+    assert made.event == plan(steps=20).event, "all of it is post-processing"
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"optimizer": "adams"}, "optimizer = 'adams' .*Did you mean 'adam'"),
+        ({"optimizer": "adam", "momentum": 0.8}, "momentum = 0.8 .*optimizer='adam'.*betas"),
+        ({"betas": (0.5, 0.9)}, "betas = .*optimizer='sgd'"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas = .*two numbers"),
+        ({"optimizer": "adam", "betas": (0.9,)}, "betas = .*two numbers"),
+        ({"optimizer": "adam", "betas": "auto"}, "betas = 'auto'"),
+        ({"bias_correction": False}, "bias_correction = False .*optimizer='sgd'"),
+        ({"optimizer": "adam", "bias_correction": 1}, "bias_correction = 1"),
+        ({"optimizer": "adam", "weight_decay": 0.1}, "weight_decay = 0.1 .*adamw"),
+        ({"weight_decay": -0.1}, "weight_decay = -0.1"),
+        ({"weight_decay": 2.0, "learning_rate": 0.5, "steps": 5}, "weight_decay = 2.0 .*below 1/learning_rate = 2"),
+        ({"warmup_steps": 10, "steps": 10}, "warmup_steps = 10 .*below steps = 10"),
+        ({"warmup_steps": 1500}, "warmup_steps = 1500 .*below steps"),
+        ({"warmup_steps": -1}, "warmup_steps = -1"),
+        ({"warmup_steps": 1.5}, "warmup_steps = 1.5"),
+        ({"averaging": "mean"}, "averaging = 'mean' .*none, ema, tail"),
+        ({"averaging_share": 0.2}, "averaging_share = 0.2 .*averaging='none'"),
+        ({"averaging": "ema", "averaging_share": 1.5}, "averaging_share = 1.5"),
+        ({"clipping": "none"}, "clipping = 'none' .*flat, per_layer, automatic, adaptive"),
+        ({"target_quantile": 0.7}, "target_quantile = 0.7 .*clipping='flat'"),
+        ({"clipping": "adaptive", "target_quantile": 1.0}, "target_quantile = 1.0"),
+        ({"clipping": "adaptive", "clip_learning_rate": 0.0}, "clip_learning_rate = 0.0"),
+        ({"clipping": "adaptive", "count_noise": float("nan")}, "count_noise = nan"),
+        ({"count_noise": 5.0}, "count_noise = 5.0 .*clipping='flat'"),
+        ({"sampling": "shuffle"}, "sampling = 'shuffle' .*poisson, fixed_size"),
+        ({"micro_batch_size": "some"}, "micro_batch_size = 'some'"),
+    ],
+)  # fmt: skip
+def test_choices_that_are_not_allowed_are_named(change, match):
+    with pytest.raises(ConfigError, match=match):
+        plan(**change)

@@ -1,0 +1,59 @@
+"""One ``nn.Linear`` under the built-in loss: its per-example gradients in closed form, without autograd.
+
+The gradient of one record is b aᵀ, with a the input and b the loss' derivative in the logits: σ(z) − y for one logit,
+softmax(z) − e_y for several.  The same numbers as :mod:`dpml.sgd.one_backward` finds, in half the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpml.sgd.models import LossFunction, ModelLoss, per_example_loss
+from dpml.sgd.uses import Built, Outer, PerExample
+
+IGNORED_CLASS = -100  # torch's cross entropy gives such a record the loss 0
+
+
+def has_linear_form(model: nn.Module, loss_fn: LossFunction, batch: Any) -> TypeGuard[nn.Linear]:
+    """One ``nn.Linear`` on rows, untouched by hooks or frozen parts, under the built-in loss of class numbers."""
+    return (
+        type(model) is nn.Linear
+        and isinstance(loss_fn, ModelLoss)
+        and loss_fn.loss is per_example_loss
+        and isinstance(batch, tuple)
+        and len(batch) == 2
+        and batch[0].ndim == 2
+        and batch[1].ndim == 1
+        and batch[0].dtype == model.weight.dtype
+        and batch[0].shape[1] == model.weight.shape[1]
+        and model.weight.dtype in (torch.float32, torch.float64)
+        and (model.weight.shape[0] == 1 or batch[1].dtype == torch.int64)
+        and all(p.requires_grad for p in model.parameters())
+        and not (model._forward_hooks or model._forward_pre_hooks or getattr(model, "parametrizations", None))
+        and not torch.is_autocast_enabled(model.weight.device.type)
+    )
+
+
+def linear_gradients(model: nn.Linear, batch: Any) -> Mapping[str, PerExample]:
+    """The gradients of the records of ``(X (B, d), y (B,))``; NaN for a class that does not exist."""
+    X, y = batch
+    with torch.no_grad():
+        logits = F.linear(X, model.weight, model.bias)
+        if model.weight.shape[0] == 1:
+            b = torch.sigmoid(logits) - y.to(logits.dtype)[:, None]
+        else:
+            known = (y >= 0) & (y < model.weight.shape[0])
+            b = torch.softmax(logits, dim=1)
+            b.scatter_add_(1, torch.where(known, y, 0)[:, None], b.new_full((len(y), 1), -1.0))
+            if not bool(known.all()):
+                missing = torch.where(y == IGNORED_CLASS, 0.0, torch.nan).to(b.dtype)
+                b = torch.where(known[:, None], b, missing[:, None])
+        found: dict[str, PerExample] = {"weight": Outer(X.detach()[:, None], b[:, None])}
+        if model.bias is not None:
+            found["bias"] = Built(b)
+        return found

@@ -1,0 +1,344 @@
+"""What is found out about a model on made-up records, before the data's own are run together.
+
+The sums of :mod:`dpml.sgd.one_backward` are right only for a model and a loss that treat records separately.  Here a
+copy with shaken weights (a zero initialisation would hide mixing), in float64 where that works, meets made-up records:
+
+*   batches of 2 and of 3, to see along which axis the records lie at each use of a parameter;
+*   gradients and norms of 3 records together must be those of each alone;
+*   in a batch of 67, another half of the records (not a number where they are real-valued) must change neither losses
+    nor gradient norms of the rest;
+*   no records may be indexed, sorted or rolled along their own axis: whose row is whose could then depend on data;
+*   nothing may read a value into Python, draw random numbers (dropout apart) or write into a parameter;
+*   the same records must give the same losses twice: a model that remembers earlier calls is refused altogether.
+
+A model that passes and still mixes records, for some values or some batch size only, is beyond what such a look can
+see; a module of the user's own is therefore named in the guarantee's assumptions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from dpml.errors import ModelError
+from dpml.sgd.models import LossFunction
+from dpml.sgd.one_backward import Batches, Look, Recipe, Step, place_of
+from dpml.sgd.per_example import FATAL
+from dpml.sgd.uses import PerExample, Unsupported
+
+Tensors = dict[str, torch.Tensor]
+Alone = Callable[[nn.Module, LossFunction, Any], Tensors]
+MANY = 67  # records of the larger batch
+SHAKE = 0.1
+HIGHEST, LOWEST = (
+    (8, 6, 5, 4, 3),
+    (2, 1),
+)  # whole numbers are drawn below these: the highest that the model takes, leaf by leaf
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+_READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__", "equal",
+          "allclose", "is_nonzero", "__array__")  # fmt: skip
+
+
+def make_recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone) -> Recipe:
+    """The recipe for batches shaped like ``batch`` (its values are not used).
+
+    Args:
+        alone: ``alone(model, loss_fn, batch)`` gives the gradients ``(B, *shape)`` of every record run alone.
+
+    Raises:
+        Unsupported: with the reason; the batch must then be run record by record.
+        ModelError: the model remembers earlier calls.
+    """
+    leaves, tree = tree_flatten(batch)
+    fault: Exception | None = None
+    for double in (True, False):
+        for lowest in LOWEST:
+            below = [lowest] * len(leaves)
+            try:
+                found = _recipe(model, loss_fn, batch, alone, double, tree_unflatten(below, tree))
+            except (Unsupported, ModelError, *FATAL):
+                raise
+            except Exception as error:  # float64 in a model that insists on float32, a token out of range
+                fault = error
+                continue
+            for i, leaf in enumerate(leaves):  # labels of two classes must not keep token numbers low
+                if leaf.is_floating_point() or leaf.dtype == torch.bool:
+                    continue
+                for highest in HIGHEST:
+                    try:
+                        higher = [highest if j == i else old for j, old in enumerate(below)]
+                        found = _recipe(model, loss_fn, batch, alone, double, tree_unflatten(higher, tree))
+                        below = higher
+                        break
+                    except (Unsupported, ModelError, *FATAL):
+                        raise
+                    except Exception as error:
+                        fault = error
+            return found
+    raise Unsupported(f"{type(fault).__name__} on made-up records")
+
+
+def _recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, double: bool, below: Any) -> Recipe:
+    shaken = copy.deepcopy(model)
+    device = next(p.device for p in shaken.parameters() if p.requires_grad)
+    with own_random_numbers(device), _MadeUp() as mode:
+        if double:
+            shaken = shaken.double()
+        with torch.no_grad():
+            for p in shaken.parameters():
+                if p.is_floating_point():
+                    p.add_(torch.randn_like(p, dtype=torch.float32).to(p.dtype), alpha=SHAKE)
+        before = {name: p.detach().clone() for name, p in shaken.named_parameters()}
+        batches = Batches(shaken, mode.watched(loss_fn))
+        many = tree_map(lambda t, top: _drawn(t, double, top), batch, below)
+        three = tree_map(lambda t: t[:3], many)
+        _refuse_memory(batches, three)
+        state = _random_state(device)
+        mode.reading = False
+        recipe = _looked_up(batches, three)
+        saved = _Saved({t.data_ptr() for t in (*batches.trained.values(), *batches.frozen.values())})
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda t: t):
+            found, _ = batches.gradients(three, 3, recipe)
+        mode.reading = True
+        if not recipe.steps:
+            raise Unsupported("no use of a trained parameter that can be seen")
+        if _random_state(device) != state:
+            raise Unsupported("random numbers other than dropout")
+        expected = alone(shaken, loss_fn, three)
+        one = tree_map(lambda t: t[:1], three)
+        _refuse_hidden(shaken, loss_fn, one, {name: g[0] for name, g in expected.items()})
+        _compare(found, expected, batches.trained)
+        mode.moving = False
+        _records_are_separate(batches, many, recipe, below)
+        mode.moving = True
+        if any(not torch.equal(before[name], p) for name, p in shaken.named_parameters()):
+            raise Unsupported("a forward pass that writes into a parameter")
+    # a model in its own type keeps as many bytes as its width says
+    width = next(p.element_size() for p in model.parameters() if p.requires_grad)
+    own = width / next(p.element_size() for p in shaken.parameters() if p.requires_grad)
+    return Recipe(recipe.steps, recipe.counts, own * saved.bytes / 3.0)
+
+
+@contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """The caller's generators (Python's, numpy's, torch's) are as before afterwards."""
+    python, array = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global one is what is kept)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            torch.manual_seed(0)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(array)  # noqa: NPY002
+
+
+def _random_state(device: torch.device) -> tuple[Any, ...]:
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.zeros(0)
+    array = np.random.get_state()  # noqa: NPY002
+    torch_state = torch.get_rng_state().numpy().tobytes(), on_device.cpu().numpy().tobytes()
+    return random.getstate(), array[1].tobytes(), array[2:], *torch_state  # type: ignore[index]
+
+
+class _MadeUp(TorchFunctionMode):
+    """No dropout: records alone and together must see the same network.  And nothing may read a value: a branch in
+    Python that one record takes is one that others take with it."""
+
+    reading, moving = True, True
+
+    def watched(self, loss_fn: LossFunction) -> LossFunction:
+        """``loss_fn``, with ``moving`` as it is set on this mode for the forward pass only: taps may index."""
+
+        def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+            self._forward = True
+            try:
+                return loss_fn(model, batch)
+            finally:
+                self._forward = False
+
+        return loss
+
+    _forward = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if "dropout" in name:
+            return args[0] if args else kwargs["input"]
+        if name in _READS and not self.reading:
+            raise Unsupported("a forward pass that reads values (an if, float() or .item())")
+        if self._forward and not self.moving and _moves_records(name, args, kwargs):
+            raise Unsupported(f"records that change places ({name})")
+        if "dropout_p" in kwargs:
+            kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+_SORTS = ("sort", "argsort", "topk", "msort", "kthvalue", "unique", "unique_consecutive")
+_SHIFTS = ("flip", "roll", "flipud", "rot90")
+_PICKS = ("index_select", "gather", "take_along_dim", "scatter", "scatter_", "scatter_add", "scatter_add_",
+          "index_add", "index_add_", "index_copy", "index_copy_", "cumsum", "cumprod", "cummax", "cummin",
+          "logcumsumexp")  # fmt: skip
+_ANYWHERE = ("masked_select", "take", "nonzero", "argwhere", "masked_scatter", "masked_scatter_", "bincount", "histc")
+
+
+def _moves_records(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a call may give one record's place to another, in a batch of ``MANY``."""
+    first = args[0] if args else kwargs.get("input")
+    if not isinstance(first, torch.Tensor) or first.ndim == 0 or first.shape[0] % MANY:
+        return False
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        if isinstance(index, slice):
+            return (index.step or 1) != 1
+        if not isinstance(index, torch.Tensor):
+            return isinstance(index, list | np.ndarray)
+        in_place = torch.arange(len(first), device=index.device)  # x[arange(B), y]: every record's own row
+        return index.shape != in_place.shape or not torch.equal(index.to(torch.int64), in_place)
+    if name in _ANYWHERE:
+        return True
+    dim = kwargs.get("dim", kwargs.get("dims", next((a for a in args[1:] if isinstance(a, int | tuple | list)), None)))
+    if name == "topk":
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
+    if name == "roll":
+        dim = kwargs.get("dims", args[2] if len(args) > 2 else 0)
+    if name in _SORTS:
+        return first.ndim == 1 or dim in (0, -first.ndim) or (name in ("msort", "unique") and dim is None)
+    if name in _SHIFTS or name in _PICKS:
+        several = dim if isinstance(dim, tuple | list) else [dim]
+        return name == "flipud" or any(d is None or d in (0, -first.ndim) for d in several)
+    return False
+
+
+def _refuse_memory(batches: Batches, three: Any) -> None:
+    """The same records twice, with the same random numbers."""
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        with torch.no_grad():
+            losses.append(batches.plain_losses(three))
+    if losses[0].shape != losses[1].shape or not torch.equal(losses[0].isfinite(), losses[1].isfinite()):
+        different = True
+    else:
+        different = bool((losses[0] - losses[1]).nan_to_num().abs().max() > 1e-6 * (1.0 + losses[0].abs().max()))
+    if different:
+        raise ModelError(
+            "the model (or the loss) gives another result for the same records when it is called again: it keeps "
+            "something of earlier records in a plain attribute. Keep it in a buffer (register_buffer), or leave it out."
+        )
+
+
+def _refuse_hidden(model: nn.Module, loss_fn: LossFunction, one: Any, alone: Tensors) -> None:
+    """A parameter that one record reaches behind the module's back would never be trained."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with torch.enable_grad():
+        losses = loss_fn(model, one)
+    if not losses.requires_grad:
+        return
+    found = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+    for name, gradient in zip(trained, found, strict=True):
+        if gradient is not None and bool(gradient.to_dense().any()) and not bool(alone[name].any()):
+            raise ModelError(
+                f"the parameter {name!r} is used behind its module's back (kept in a list or a closure, say), so that "
+                "it would get no gradient. Use it as an attribute of the module, and the model that loss_fn is given."
+            )
+
+
+def _looked_up(batches: Batches, three: Any) -> Recipe:
+    first, second = Look(), Look()
+    with torch.no_grad():
+        batches.losses(tree_map(lambda t: t[:2], three), first)
+        batches.losses(three, second)
+    if [s[:2] for s in first.seen] != [s[:2] for s in second.seen]:
+        raise Unsupported("a forward pass that depends on the number of records")
+    steps, counts = [], dict.fromkeys(batches.trained, 0)
+    for (kind, names, one), (_, _, two) in zip(first.seen, second.seen, strict=True):
+        if len(one) != len(two):
+            raise Unsupported("a forward pass that depends on the number of records")
+        steps.append(Step(kind, names, place_of(one, two, kind)))
+        for name in {name for name in names if name is not None}:
+            counts[name] += 1
+    return Recipe(tuple(steps), counts)
+
+
+def _drawn(t: torch.Tensor, double: bool, highest: int) -> torch.Tensor:
+    """Different records of the right shapes and types: normal numbers, whole numbers below ``highest``."""
+    shape = (MANY, *t.shape[1:])
+    if t.is_floating_point():
+        drawn = torch.randn(shape, device=t.device, dtype=torch.float32)
+        return _padded(drawn).double() if double else _padded(drawn).to(t.dtype)
+    if t.dtype == torch.uint8 and highest == HIGHEST[0]:
+        return torch.randint(0, 256, shape, device=t.device).to(t.dtype)
+    return _padded(torch.randint(0, 2 if t.dtype == torch.bool else highest, shape, device=t.device)).to(t.dtype)
+
+
+def _padded(drawn: torch.Tensor) -> torch.Tensor:
+    """Zeros at the end of some records, as in sequences of different lengths."""
+    if drawn.ndim < 2 or drawn.shape[1] < 2:
+        return drawn
+    lengths = torch.randint(1, drawn.shape[1] + 1, (len(drawn),), device=drawn.device)
+    lengths[::2] = drawn.shape[1]
+    ended = torch.arange(drawn.shape[1], device=drawn.device) >= lengths[:, None]
+    return drawn.masked_fill(ended.reshape(*ended.shape, *([1] * (drawn.ndim - 2))), 0)
+
+
+class _Saved:
+    """Counts the bytes that autograd keeps for the backward pass, parameters apart."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        self._known, self.bytes = set(parameters), 0
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in self._known:
+            self._known.add(tensor.data_ptr())
+            self.bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+
+def _compare(found: Mapping[str, PerExample], alone: Tensors, trained: Tensors) -> None:
+    largest = max((float(g.abs().max()) for g in alone.values() if g.numel()), default=0.0)
+    if not math.isfinite(largest):
+        raise Unsupported("gradients of made-up records that are not finite")
+    for name, expected in alone.items():
+        tolerance = _TOLERANCE[trained[name].dtype] * largest
+        actual = found[name].built(slice(0, 3)) if name in found else torch.zeros_like(expected)
+        if not torch.allclose(actual.double(), expected.double(), rtol=0.0, atol=tolerance):
+            raise Unsupported(f"a model in which records are not separate (seen at {name!r})")
+        if name in found:
+            norms = found[name].squared_norms().sqrt()
+            true = torch.linalg.vector_norm(expected.double().flatten(1), dim=1)
+            if not torch.allclose(norms, true, rtol=1e-2, atol=tolerance * math.sqrt(expected[0].numel())):
+                raise Unsupported(f"a layer whose gradient norm comes out differently (seen at {name!r})")
+
+
+def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: Any) -> None:
+    """Another half of the records changes nothing of the rest: not numbers where they are real; all lowest, then all
+    highest where they are whole, so that sums, counts and extremes move."""
+    kept = torch.rand(MANY) < 0.5
+    kept[0], kept[-1] = True, True
+
+    def other(t: torch.Tensor, top: int, high: bool) -> torch.Tensor:
+        changed = t.clone()
+        changed[~kept.to(t.device)] = torch.nan if t.is_floating_point() else (top - 1 if high else 0)
+        return changed
+
+    results = []
+    for records in (many, *(tree_map(lambda t, top, h=high: other(t, top, h), many, below) for high in (False, True))):
+        found, losses = batches.gradients(records, MANY, recipe)
+        keep = kept.to(losses.device)
+        results.append([losses[keep].double()] + [found[name].squared_norms().sqrt()[keep] for name in sorted(found)])
+    for one, *others in zip(*results, strict=True):
+        tolerance = _TOLERANCE[next(iter(batches.trained.values())).dtype] * float(1.0 + one.abs().max())
+        if not all(torch.allclose(one, two, rtol=0.0, atol=tolerance) for two in others):
+            raise Unsupported("a model or loss in which one record changes another's loss")

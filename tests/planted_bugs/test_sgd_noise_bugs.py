@@ -1,0 +1,150 @@
+"""Each privacy-critical line of the noise and the grid, broken at one seam: the named check fails, and passes whole."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "mechanisms"))
+
+import noise_faults as checks
+
+from dpml.mechanisms import Grid, Prefetch, lattice, noise, streams
+
+
+def caught(check, *arguments):
+    with pytest.raises(AssertionError):
+        check(*arguments)
+
+
+def test_one_key_for_two_streams(monkeypatch):
+    checks.streams_never_share_a_draw()
+    monkeypatch.setattr(noise.secrets, "randbits", lambda bits: 1234567)
+    caught(checks.streams_never_share_a_draw)
+
+
+def test_uniform_draws_under_the_keys_of_the_normal_ones(monkeypatch):
+    checks.streams_never_share_a_draw()
+    keys = []
+
+    def every_key_twice(bits):
+        keys.append(len(keys) % 5)
+        return 99 + keys[-1]
+
+    monkeypatch.setattr(noise.secrets, "randbits", every_key_twice)
+    caught(checks.streams_never_share_a_draw)
+
+
+def test_a_stream_that_starts_again_at_every_request(monkeypatch):
+    checks.streams_never_share_a_draw()
+    whole = streams.Bank.fill
+
+    def rewinding(self, out, draw):
+        before = [g.bit_generator.state for g in self.streams]
+        whole(self, out, draw)
+        for generator, state in zip(self.streams, before, strict=True):
+            generator.bit_generator.state = state
+
+    monkeypatch.setattr(streams.Bank, "fill", rewinding)
+    caught(checks.streams_never_share_a_draw)
+
+
+def test_a_slice_left_out(monkeypatch):
+    checks.every_entry_is_filled_once()
+    whole = streams.parts
+    monkeypatch.setattr(streams, "parts", lambda size: whole(size)[:-1])
+    caught(checks.every_entry_is_filled_once)
+
+
+def test_a_slice_filled_twice_in_another_ones_place(monkeypatch):
+    checks.every_entry_is_filled_once()
+    whole = streams.parts
+    monkeypatch.setattr(streams, "parts", lambda size: [whole(size)[0], *whole(size)[:-1]])
+    caught(checks.every_entry_is_filled_once)
+
+
+def test_a_prefetched_vector_served_twice(monkeypatch):
+    checks.prefetched_draws_are_served_once()
+    whole, kept = Prefetch._next, {}
+
+    def again(self, size):
+        kept[size] = kept[size] if size in kept else whole(self, size)
+        return kept.pop(size) if len(kept) > 2 else kept[size].copy()
+
+    monkeypatch.setattr(Prefetch, "_next", again)
+    caught(checks.prefetched_draws_are_served_once)
+
+
+def test_noise_used_again_after_a_fork():
+    checks.a_forked_child_draws_other_noise("pass")
+    for plant in (
+        "streams.process_identity = lambda: 0",
+        "SecretNoise._current = lambda self: self._SecretNoise__keyed",
+        "Prefetch._current = lambda self: self._Prefetch__ahead",
+    ):
+        caught(checks.a_forked_child_draws_other_noise, plant)
+
+
+def test_a_grid_without_the_smaller_clip_bound(monkeypatch):
+    checks.rounded_sums_stay_within_the_sensitivity()
+    monkeypatch.setattr(Grid, "shrink", 1.0)
+    caught(checks.rounded_sums_stay_within_the_sensitivity)
+
+
+def test_a_grid_too_coarse_for_its_dimension(monkeypatch):
+    checks.rounded_sums_stay_within_the_sensitivity()
+    monkeypatch.setattr(Grid, "spacing", property(lambda self: 2.0**-11 * self.sensitivity))  # √p forgotten
+    caught(checks.rounded_sums_stay_within_the_sensitivity)
+
+
+def test_a_grid_for_one_sum_where_several_are_rounded(monkeypatch):
+    checks.several_rounded_sums_stay_within_the_sensitivity()
+    whole = Grid.spacing.func
+    monkeypatch.setattr(Grid, "spacing", property(lambda self: whole(Grid(self.sensitivity, self.dimension))))
+    caught(checks.several_rounded_sums_stay_within_the_sensitivity)
+
+
+def broken_release(rounds_total, rounds_noise):
+    def release(self, total, noise):
+        g = self.spacing
+        return (g * np.rint(total / g) if rounds_total else total) + (g * np.rint(noise / g) if rounds_noise else noise)
+
+    return release
+
+
+@pytest.mark.parametrize(
+    "check",
+    [checks.releases_are_multiples_of_the_spacing, checks.low_bits_of_releases_tell_nothing],
+)
+@pytest.mark.parametrize("rounds_total", [True, False])
+def test_noise_not_rounded(monkeypatch, check, rounds_total):
+    check()
+    monkeypatch.setattr(Grid, "release", broken_release(rounds_total, rounds_noise=False))
+    caught(check)
+
+
+def test_total_not_rounded(monkeypatch):
+    checks.releases_are_multiples_of_the_spacing()
+    monkeypatch.setattr(Grid, "release", broken_release(rounds_total=False, rounds_noise=True))
+    caught(checks.releases_are_multiples_of_the_spacing)
+
+
+def test_a_spacing_that_is_no_power_of_two(monkeypatch):
+    checks.the_value_moves_the_noise_by_whole_steps()
+    monkeypatch.setattr(Grid, "spacing", property(lambda self: 2.0**-11 / 3 * self.sensitivity / self.dimension))
+    caught(checks.the_value_moves_the_noise_by_whole_steps)
+
+
+def test_no_saturation(monkeypatch):
+    checks.extremes_do_not_spread_neighbours()
+    monkeypatch.setattr(lattice, "saturated", lambda values, limit: values)
+    caught(checks.extremes_do_not_spread_neighbours)
+
+
+def test_a_zero_that_keeps_its_sign(monkeypatch):
+    checks.a_zero_has_no_sign()
+    monkeypatch.setattr(Grid, "release", broken_release(rounds_total=True, rounds_noise=True))
+    caught(checks.a_zero_has_no_sign)

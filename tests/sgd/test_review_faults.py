@@ -1,0 +1,144 @@
+"""Models and records that once contributed more than C: each is kept with the right value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpml import PrivateTrainer
+from dpml.errors import ConfigError
+from dpml.sgd import clipped_gradient
+from dpml.sgd.clipping import Clipper
+
+
+def norm(sums):
+    return float(torch.sqrt(sum(value.square().sum() for value in sums.values())))
+
+
+def moved(sums, others):
+    return norm({name: sums[name] - others[name] for name in sums})
+
+
+class SortsByLength(nn.Module):
+    """Sequences in the order of their lengths, as for packing; the second layer sees other rows than the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        order = (x != 0).any(-1).sum(1).argsort(descending=True, stable=True)
+        h = self.b(torch.tanh(self.a(x))[order])
+        return h[order.argsort()].sum((1, 2))
+
+
+class Picks(nn.Module):
+    """The best three of the batch, put back where they were: nothing of it shows in losses of equal records."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.a(x.roll(1, 0).roll(-1, 0))[:, 0]
+
+
+def squared(model, batch):
+    return (model(batch[0]) - batch[1]) ** 2
+
+
+@pytest.mark.parametrize(("model", "shape"), [(SortsByLength(), (5, 4)), (Picks(), (4,))])
+def test_records_that_change_places_are_run_alone(model, shape):
+    X, y = torch.randn(20, *shape), torch.randn(20)
+    if len(shape) == 2:
+        X[3, 2:] = 0.0
+        X[7, 1:] = 0.0
+        y[3] = 1000.0
+    assert Clipper(model, squared, (X, y)).reason
+    sums, _ = clipped_gradient(model, squared, (X, y), 1.0)
+    keep = torch.arange(20) != 3
+    assert moved(sums, clipped_gradient(model, squared, (X[keep], y[keep]), 1.0)[0]) <= 1.0 + 1e-6
+
+
+def test_every_records_own_row_may_be_picked():
+    def manual(model, batch):
+        scores = torch.log_softmax(model(batch[0]), 1)
+        return -scores[torch.arange(len(scores)), batch[1]]
+
+    clipper = Clipper(nn.Linear(3, 4), manual, (torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)))
+    assert clipper.reason == ""
+
+
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(3, 8, 3, bias=False)
+
+    def forward(self, x):
+        return self.c(x[:, 0]).sum((1, 2, 3)) + self.c(x[:, 1]).sum((1, 2, 3))
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8])
+def test_uses_that_cancel_do_not_drown_other_records(size):
+    """g = +M from one use and -M from the other: the norm is 0, so the record must change nothing."""
+    model, loss_fn = Siamese(), lambda model, x: model(x)
+    rest = torch.randn(100, 2, 3, 3, 3) * 0.01
+    cancelling = torch.zeros(1, 2, 3, 3, 3)
+    cancelling[0, 0], cancelling[0, 1] = size, -size
+    before, _ = clipped_gradient(model, loss_fn, rest, 1.0)
+    after, norms = clipped_gradient(model, loss_fn, torch.cat([rest[:20], cancelling, rest[20:]]), 1.0)
+    assert float(norms[20]) <= 1e-6
+    assert moved(after, before) <= 1e-4
+
+
+class Plain(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.l = nn.Linear(inputs, outputs, bias=False)
+
+    def forward(self, x):
+        return self.l(x)
+
+
+def weighted(model, batch):
+    return (model(batch[0]) * batch[1]).sum((1, 2))
+
+
+def test_tiny_inputs_with_huge_derivatives_beside_ordinary_positions():
+    """Squares of 2.6e-23 vanish in float32, and the derivatives of 1e19 at these positions make up for them."""
+    width, positions = 400, 20
+    x = torch.full((1, positions, width), 2.6e-23)
+    x[0, :, 0] = 0.0
+    x[0, 0] = 0.0
+    x[0, 0, 0] = 1.0
+    c = torch.full((1, positions, width), 1.7e19 / np.sqrt(width))
+    c[0, 0] = 0.0
+    c[0, 0, 0] = 0.02
+    exact = torch.einsum("ti,to->oi", x[0].double(), c[0].double()).norm()
+    sums, norms = clipped_gradient(Plain(width, width), weighted, (x, c), 0.01)
+    assert float(norms) == pytest.approx(float(exact), rel=1e-4)
+    assert norm(sums) <= 0.01 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1e-3])
+def test_a_factor_that_float32_cannot_hold_means_no_contribution(bound):
+    x, c = torch.tensor([[1.76e19]]), torch.tensor([1.8e19])
+    sums, norms = clipped_gradient(nn.Linear(1, 1, bias=False), lambda m, b: m(b[0])[:, 0] * b[1], (x, c), bound)
+    assert float(norms) == pytest.approx(1.76e19 * 1.8e19, rel=1e-6)
+    assert norm(sums) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [({"hidden": 3}, "hidden = 3"), ({"assumptions": 3}, "assumptions = 3"), ({"run_dir": 3}, "run_dir = 3")],
+)
+def test_arguments_of_another_type_are_named(arguments, match):
+    with pytest.raises(ConfigError, match=match):
+        PrivateTrainer(**arguments)
+
+
+def test_numpys_whole_numbers_are_whole_numbers():
+    trainer = PrivateTrainer("mlp", "dp_sgd", steps=np.int64(5), micro_batch_size=np.int64(7), hidden=(np.int64(3),))
+    assert (trainer.steps, trainer.micro_batch_size, trainer.hidden) == (5, 7, (3,))
