@@ -42,6 +42,8 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     one_of("neighboring_relation", trainer.neighboring_relation, RELATIONS)
     one_of("accountant", trainer.accountant, ACCOUNTANTS)
     one_of("device", trainer.device, DEVICES)
+    if trainer.loss is not None and not callable(trainer.loss):
+        raise invalid("loss", trainer.loss, "a function loss(logits, targets) -> (B,), one loss per record, or None")
     if trainer.run_dir is not None and not isinstance(trainer.run_dir, str | os.PathLike):
         raise invalid("run_dir", trainer.run_dir, "a path, or None for a run in memory")
     if trainer.epsilon is not None and trainer.noise_multiplier is not None:

@@ -249,10 +249,12 @@ def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> Non
             "Use model='softmax' or 'mlp', or method='objective' or 'output' (one problem a class)."
         )
     if not isinstance(trainer.model, str):
-        from dpml.sgd import check_output
+        from dpml.sgd import check_loss, check_output
 
         shape = public.feature_shape or (public.n_features,)
         check_output(trainer.model, shape, None if trainer.loss is not None else len(public.classes))
+        if trainer.loss is not None:
+            check_loss(trainer.model, trainer.loss, shape, public.task == "regression")
     batch = trainer.expected_batch_size
     if method == "dp_sgd" and batch is not None and batch > public.n_declared:
         raise invalid(

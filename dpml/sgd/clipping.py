@@ -25,9 +25,10 @@ from torch.utils._pytree import tree_map
 
 from dpml import errors
 from dpml.errors import ModelError
+from dpml.ranges import MOST, as_integer, is_count, is_positive
 from dpml.sgd.linear_form import has_linear_form, linear_gradients
 from dpml.sgd.made_up import make_recipe, own_random_numbers
-from dpml.sgd.models import LossFunction
+from dpml.sgd.models import LossFunction, check_model
 from dpml.sgd.one_backward import Batches, Recipe, same_shapes
 from dpml.sgd.per_example import (
     FATAL,
@@ -100,9 +101,9 @@ def clipped_gradient(
             error depends on the values of a record), or the engine asked for does not fit.
         ConfigError: an argument out of range.
     """
-    if not 0.0 < max_grad_norm < float("inf"):
+    if not is_positive(max_grad_norm):
         raise errors.invalid("max_grad_norm", max_grad_norm, "a finite number > 0")
-    if micro_batch_size is not None and micro_batch_size < 1:
+    if micro_batch_size is not None and not is_count(as_integer(micro_batch_size), 1, MOST["micro_batch_size"]):
         raise errors.invalid("micro_batch_size", micro_batch_size, "None or a whole number >= 1")
     if clipping not in CLIPPINGS:
         raise errors.invalid("clipping", clipping, "one of " + ", ".join(CLIPPINGS))
@@ -142,10 +143,9 @@ class Clipper:
     def __init__(self, model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str = "auto") -> None:
         if engine not in ENGINES:
             raise errors.invalid("engine", engine, "one of " + ", ".join(ENGINES))
+        check_model(model)
         self._model, self._loss_fn = model, loss_fn
         self.parameters = trainable(model)
-        if not self.parameters:
-            raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
         finding = _find(model, loss_fn, batch, engine)
         self.fault, self.reason = finding.fault, finding.reason
         if engine == "one_backward" and finding.recipe is None:

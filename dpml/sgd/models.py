@@ -184,6 +184,30 @@ def check_output(model: nn.Module, feature_shape: Sequence[int], n_classes: int 
         )
 
 
+def check_loss(model: nn.Module, loss: Loss, feature_shape: Sequence[int], regression: bool) -> None:
+    """Try the user's own loss on two rows of zeros: one loss per record?
+
+    Raises:
+        ModelError: what came out, and what was expected.
+    """
+    probe = copy.deepcopy(model).to("cpu").eval()
+    dtype = next((p.dtype for p in probe.parameters() if p.is_floating_point()), torch.float32)
+    targets = torch.zeros(2, dtype=dtype if regression else torch.int64)
+    try:
+        with torch.no_grad():
+            losses = loss(probe(torch.zeros((2, *feature_shape), dtype=dtype)), targets)
+    except Exception as error:
+        raise ModelError(
+            f"loss fails on two records of zeros: {type(error).__name__}: {error}. It is called as loss(output, "
+            f"targets) with targets (B,) {targets.dtype} and must give one loss per record, shape (B,)."
+        ) from error
+    if not isinstance(losses, torch.Tensor) or losses.shape != (2,):
+        got = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise ModelError(
+            f"loss gives {got} for 2 records; it must give one loss per record, shape (2,). Use reduction='none'."
+        )
+
+
 def _replacement(module: nn.Module) -> str:
     channels = int(getattr(module, "num_features", 0))
     groups = next((g for g in (32, 16, 8, 4, 2) if channels and channels % g == 0), 1)

@@ -15,9 +15,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpml.sgd.uses import BLOCK_VALUES, KEPT_VALUES, Built, PerExample, build_is_cheaper, outer, row_norms, table_rows
-
-CONVOLVED_RUN = 64  # images whose weight gradients torch's kernel sums in the model's type
+from dpml.sgd.uses import (
+    BLOCK_VALUES,
+    KEPT_VALUES,
+    Built,
+    Outer,
+    PerExample,
+    build_is_cheaper,
+    in_runs,
+    outer,
+    row_norms,
+    table_rows,
+    zeroed,
+)
 
 Hand = Callable[[str, PerExample], None]
 
@@ -282,7 +292,7 @@ def _convolution_backward(
 
 @dataclass(frozen=True)
 class Convolved:
-    """gᵢ of a convolution too large to keep for every record: norms block by block, the sum by torch's own kernel."""
+    """gᵢ of a convolution too large to keep for every record: built block by block, for the norms and for the sum."""
 
     x: torch.Tensor
     b: torch.Tensor
@@ -290,20 +300,18 @@ class Convolved:
     window: Window
     records: int
 
-    def squared_norms(self) -> torch.Tensor:
+    def _blocks(self) -> list[slice]:
         step = max(1, BLOCK_VALUES // math.prod(self.shape))
-        starts = range(0, self.records, step)
-        return torch.cat([row_norms(self.built(slice(i, i + step))).square() for i in starts])
+        return [slice(start, min(start + step, self.records)) for start in range(0, self.records, step)]
+
+    def squared_norms(self) -> torch.Tensor:
+        return torch.cat([row_norms(self.built(part)).square() for part in self._blocks()])
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        each = factors.to(self.b.dtype).repeat_interleave(self.b.shape[0] // self.records)
-        scaled = self.b * each.reshape(-1, *([1] * (self.b.ndim - 1)))
-        weight = self.b.new_zeros(1).expand(self.shape)
-        total = factors.new_zeros(self.shape, dtype=torch.float64)
-        for start in range(0, len(scaled), CONVOLVED_RUN):
-            part = slice(start, start + CONVOLVED_RUN)
-            total += _convolution_backward(scaled[part], self.x[part], weight, self.window, [False, True, False])[1]
-        return total
+        total = factors.new_zeros(math.prod(self.shape), dtype=torch.float64)
+        for part in self._blocks():  # of the gradients whose norms were taken: positions that cancel have met
+            total += in_runs(factors[part], self.built(part).flatten(1))
+        return total.reshape(self.shape)
 
     def built(self, records: slice) -> torch.Tensor:
         first, last, _ = records.indices(self.records)
@@ -313,11 +321,7 @@ class Convolved:
 
     def without(self, keep: torch.Tensor) -> PerExample:
         each = keep.repeat_interleave(self.b.shape[0] // self.records)
-        mask = each.reshape(-1, *([1] * (self.b.ndim - 1)))
-        zero = torch.zeros((), dtype=self.b.dtype, device=self.b.device)
-        return Convolved(
-            torch.where(mask, self.x, zero), torch.where(mask, self.b, zero), self.shape, self.window, self.records
-        )
+        return Convolved(zeroed(self.x, each), zeroed(self.b, each), self.shape, self.window, self.records)
 
 
 def convolution_gradient(x: torch.Tensor, b: torch.Tensor, shape: torch.Size, window: Window, site: Site) -> PerExample:
@@ -330,29 +334,28 @@ def convolution_gradient(x: torch.Tensor, b: torch.Tensor, shape: torch.Size, wi
         pieces = patches(x, shape, window)[:, 0]  # (N, I, L)
         a = pieces.transpose(1, 2).reshape(site.records, -1, inputs)
         rows = b.flatten(2).transpose(1, 2).reshape(site.records, -1, shape[0])
-        return _ConvolvedRows(Convolved(x, b, shape, window, site.records), a, rows)
+        return Shaped(Outer(a, rows), shape)
     return Convolved(x, b, shape, window, site.records)
 
 
 @dataclass(frozen=True)
-class _ConvolvedRows:
-    """A convolution in the Gram form: norms of the patches' rows, the sum by torch's own kernel."""
+class Shaped:
+    """Gradients ``(O, I)`` that are entries of a parameter of another shape."""
 
-    whole: Convolved
-    a: torch.Tensor
-    b: torch.Tensor
+    matrix: PerExample
+    shape: torch.Size
 
     def squared_norms(self) -> torch.Tensor:
-        return outer(self.a, self.b, alone=False).squared_norms()
+        return self.matrix.squared_norms()
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        return self.whole.weighted_sum(factors)
+        return self.matrix.weighted_sum(factors).reshape(self.shape)
 
     def built(self, records: slice) -> torch.Tensor:
-        return self.whole.built(records)
+        return self.matrix.built(records).reshape(-1, *self.shape)
 
     def without(self, keep: torch.Tensor) -> PerExample:
-        return self.whole.without(keep)
+        return Shaped(self.matrix.without(keep), self.shape)
 
 
 def patches(x: torch.Tensor, shape: torch.Size, window: Window) -> torch.Tensor:

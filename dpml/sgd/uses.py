@@ -75,9 +75,14 @@ def zeroed(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
+def flat_rows(values: torch.Tensor) -> torch.Tensor:
+    """``(B, …)`` as ``(B, P)``, also where a record has one number."""
+    return values.reshape(len(values), -1) if values.ndim > 1 else values[:, None]
+
+
 def row_norms(values: torch.Tensor) -> torch.Tensor:
     """Norms ``(B,)`` float64 of the records of ``values`` ``(B, …)``, right to 1e-5 whatever their size."""
-    flat = values.flatten(1)
+    flat = flat_rows(values)
     if flat.dtype == torch.float64:
         return torch.linalg.vector_norm(flat, dim=1)
     if flat.shape[1] <= PIECE:
@@ -105,21 +110,31 @@ def in_runs(factors: torch.Tensor, values: torch.Tensor, run: int = RUN) -> torc
 
 
 def products_in_runs(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """bᵀ a, float64 ``(O, I)``, from rows b ``(N, O)`` and a ``(N, I)``: in runs where the result is small enough."""
-    rows, outputs, inputs = b.shape[0], b.shape[1], a.shape[1]
-    wanted = 4 * outputs * inputs // (outputs + inputs)  # at this length the runs' results are a quarter of a and b
-    run = max(RUN, 1 << max(wanted - 1, 0).bit_length())
+    """Σᵢ Σ_t b aᵀ, float64 ``(O, I)``, from b ``(B, T, O)`` and a ``(B, T, I)``, in runs of whole records.
+
+    A record's positions may cancel, so that it has a small norm and large terms: they must meet in one sum.
+    """
+    records, positions, outputs = b.shape
+    inputs = a.shape[2]
     if a.dtype == torch.float64:
-        return b.T @ a
-    if run > rows or min(outputs, inputs) >= BLOCKED_BY_KERNEL:
-        total = (b[:MOST_ROWS].T @ a[:MOST_ROWS]).double()
-        for start in range(MOST_ROWS, rows, MOST_ROWS):
-            total += b[start : start + MOST_ROWS].T @ a[start : start + MOST_ROWS]
+        return b.flatten(0, 1).T @ a.flatten(0, 1)
+    wanted = 4 * outputs * inputs // (outputs + inputs)  # rows at which the runs' results are a quarter of a and b
+    rows = max(RUN, 1 << max(wanted - 1, 0).bit_length())
+    run = max(1, rows // positions)  # records
+    if run >= records or min(outputs, inputs) >= BLOCKED_BY_KERNEL:
+        most = max(1, MOST_ROWS // positions)
+        total = b.new_zeros((outputs, inputs), dtype=torch.float64)
+        for start in range(0, records, most):
+            part = slice(start, start + most)
+            product = b[part].flatten(0, 1).T @ a[part].flatten(0, 1)
+            total = product.double() if start == 0 else total.add_(product)
         return total
-    whole = rows // run * run
-    left, right = b[:whole].reshape(-1, run, outputs), a[:whole].reshape(-1, run, inputs)
+    whole = records // run * run
+    left, right = b[:whole].reshape(-1, run * positions, outputs), a[:whole].reshape(-1, run * positions, inputs)
     parts = torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64)
-    return parts + (b[whole:].T @ a[whole:]).double()
+    if whole < records:
+        parts += b[whole:].flatten(0, 1).T @ a[whole:].flatten(0, 1)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,7 @@ class Built:
         return row_norms(self.values).square()
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        return in_runs(factors, self.values.flatten(1)).reshape(self.values.shape[1:])
+        return in_runs(factors, flat_rows(self.values)).reshape(self.values.shape[1:])
 
     def built(self, records: slice) -> torch.Tensor:
         return self.values[records]
@@ -155,7 +170,7 @@ class Outer:
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         scaled = self.b * factors.to(self.b.dtype)[:, None, None]
-        return products_in_runs(scaled.flatten(0, 1), self.a.flatten(0, 1))
+        return products_in_runs(scaled, self.a)
 
     def built(self, records: slice) -> torch.Tensor:
         return torch.bmm(self.b[records].transpose(1, 2), self.a[records])
@@ -211,7 +226,7 @@ class Several:
         """Made of the built gradients, block by block as their norms: uses that cancel must not meet other records."""
         total = factors.new_zeros(self.values, dtype=torch.float64)
         for part in self._blocks():
-            total += in_runs(factors[part], self.built(part).flatten(1))
+            total += in_runs(factors[part], flat_rows(self.built(part)))
         return total.reshape(self.built(slice(0, 1)).shape[1:])
 
     def _blocks(self) -> list[slice]:

@@ -324,7 +324,7 @@ def test_the_forms_asked_for_are_the_forms_used(name, monkeypatch):
     wanted = {
         "default": ("Built", "Outer"),
         "built": ("Built", "Built"),
-        "gram": ("_ConvolvedRows", "Outer"),
+        "gram": ("Shaped", "Outer"),
         "blocks": ("Convolved", "Built"),
     }[name]
     assert (seen["0.weight"], seen["2.weight"]) == wanted

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from dpml import PrivateTrainer
-from dpml.errors import ConfigError
+from dpml import PrivateData, PrivateTrainer
+from dpml.errors import ConfigError, ModelError
 from dpml.sgd import clipped_gradient
 from dpml.sgd.clipping import Clipper
 
@@ -142,3 +143,99 @@ def test_arguments_of_another_type_are_named(arguments, match):
 def test_numpys_whole_numbers_are_whole_numbers():
     trainer = PrivateTrainer("mlp", "dp_sgd", steps=np.int64(5), micro_batch_size=np.int64(7), hidden=(np.int64(3),))
     assert (trainer.steps, trainer.micro_batch_size, trainer.hidden) == (5, 7, (3,))
+
+
+@pytest.mark.parametrize("side", [4, 8])  # in the Gram form, and built block by block
+def test_positions_of_a_wide_convolution_that_cancel_do_not_drown_other_records(side):
+    """Too wide to keep every gradient.  The true gradient is 0; a norm may only be raised for rounding."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(64, 128, 3, padding=1, bias=False)
+
+    def loss_fn(model, batch):
+        return (model(batch[0]) * batch[1]).sum((1, 2, 3))
+
+    x, c = torch.full((256, 64, side, side), 0.05), torch.zeros(256, 128, side, side)
+    c[:, :, 0, 0] = 1.0
+    ax, ac = torch.full((1, 64, side, side), 1e6), torch.zeros(1, 128, side, side)
+    ac[:, :, 1, 1], ac[:, :, 2, 2] = 1.0, -1.0
+    before, _ = clipped_gradient(model, loss_fn, (x, c), 1.0)
+    after, norms = clipped_gradient(
+        model, loss_fn, tuple(torch.cat([t[:20], a, t[20:]]) for t, a in ((x, ax), (c, ac))), 1.0
+    )
+    assert float(norms[20]) <= 1e6 * 1e-3
+    assert moved(after, before) <= 1.0
+
+
+@pytest.mark.parametrize("positions", [3, 5, 7])
+def test_no_record_is_cut_by_the_end_of_a_run(positions):
+    """Its terms cancel only in one and the same sum."""
+    torch.manual_seed(0)
+    width = 40
+    model = Plain(width, width)
+    x, c = torch.randn(3000, positions, width) * 1e-3, torch.randn(3000, positions, width) * 1e-3
+    before, _ = clipped_gradient(model, weighted, (x, c), 1.0)
+    worst = 0.0
+    for place in (4096 // positions, 8192 // positions):
+        ax, ac = torch.ones(1, positions, width), torch.zeros(1, positions, width)
+        ac[0, 0], ac[0, -1] = 1e6, -1e6
+        batch = tuple(torch.cat([t[:place], a, t[place:]]) for t, a in ((x, ax), (c, ac)))
+        worst = max(worst, moved(clipped_gradient(model, weighted, batch, 1.0)[0], before))
+    assert worst <= 1.0 + 1e-3
+
+
+@pytest.mark.parametrize("engine", ["auto", "per_example"])
+def test_a_parameter_that_is_one_number(engine):
+    class Temperature(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.t, self.a = nn.Parameter(torch.tensor(2.0)), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.a(x) * self.t
+
+    model, x, y = Temperature(), torch.randn(6, 3), torch.randint(0, 2, (6,))
+
+    def loss_fn(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    sums, norms = clipped_gradient(model, loss_fn, (x, y), 1e6, engine=engine)
+    loss_fn(model, (x, y)).sum().backward()
+    assert float(sums["t"]) == pytest.approx(float(model.t.grad), rel=1e-5)
+    assert norms.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"max_grad_norm": None}, ConfigError, "max_grad_norm = None"),
+        ({"max_grad_norm": "a"}, ConfigError, "max_grad_norm = 'a'"),
+        ({"micro_batch_size": 2.5}, ConfigError, "micro_batch_size = 2.5"),
+        ({"model": nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))}, ModelError, "BatchNorm1d"),
+        ({"model": None}, ModelError, "NoneType"),
+        ({"model": nn.Sequential(nn.LazyLinear(3))}, ModelError, "no shape yet"),
+    ],
+)
+def test_clipped_gradient_names_what_it_refuses(arguments, error, match):
+    batch = (torch.randn(4, 3), torch.randint(0, 2, (4,)))
+    given = {"model": nn.Linear(3, 3), "loss_fn": squared, "batch": batch, "max_grad_norm": 1.0, **arguments}
+    with pytest.raises(error, match=match):
+        clipped_gradient(**given)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "match"),
+    [
+        ("mse", ConfigError, "loss = 'mse'"),
+        (nn.CrossEntropyLoss(), ModelError, "one loss per record"),
+        (lambda output, y: output.nothing, ModelError, "loss fails on two records of zeros"),
+    ],
+)
+def test_a_wrong_loss_is_found_before_data_are_read_or_a_cap_is_spent(tmp_path, loss, error, match):
+    data = PrivateData.from_arrays(np.zeros((50, 3)), np.arange(50) % 2, norm_bound=1.0, classes=[0, 1], n_declared=50)
+    cap = tmp_path / "cap.jsonl"
+    with pytest.raises(error, match=match):
+        PrivateTrainer(
+            nn.Linear(3, 2), "dp_sgd", loss=loss, epsilon=1.0, steps=2,
+            dataset_ledger=cap, dataset_epsilon=2.0, dataset_delta=1e-2,
+        ).fit(data)  # fmt: skip
+    assert not cap.exists()
