@@ -234,7 +234,7 @@ class _Pairs(Stored):
             return _fitting(x, self.row_shape, self.row_dtype), _fitting(y, self.target_shape, self.target_dtype)
         except MemoryError:  # of the machine, not of a record
             raise
-        except Exception:  # an error that stopped the run would tell that this record was drawn
+        except (Exception, SystemExit):  # an error that stopped the run would tell that this record was drawn
             return None
 
     def blocks(self) -> Iterator[bytes | memoryview]:

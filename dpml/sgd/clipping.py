@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -169,19 +169,56 @@ class Clipper:
         step, norms = micro_batch_size or self.micro_batch, []
         for start in range(0, size, step):
             part = batch if step >= size else tree_map(lambda t, s=start: t[s : s + step], batch)
-            gradients = self._gradients(part, min(step, size - start))
-            if not gradients:  # no trained parameter is reached
-                norms.append(torch.zeros(min(step, size - start), dtype=torch.float64, device=self._device))
-                continue
-            with torch.autocast(self._device.type, enabled=False):
-                part_sums, part_norms = clip_and_sum(gradients, max_grad_norm, clipping, self._layers)
-            for name, value in part_sums.items():
-                if name in sums:
-                    sums[name] += value
-                else:
-                    sums[name] = value
-            norms.append(part_norms)
+            for part_sums, part_norms in self._clipped(part, min(step, size - start), max_grad_norm, clipping):
+                for name, value in part_sums.items():
+                    if name in sums:
+                        sums[name] += value
+                    else:
+                        sums[name] = value
+                norms.append(part_norms)
         return self._filled(sums), norms[0] if len(norms) == 1 else torch.cat(norms)
+
+    def _clipped(
+        self, part: Any, size: int, max_grad_norm: float, clipping: str
+    ) -> Iterator[tuple[Tensors, torch.Tensor]]:
+        """Sums and norms of the records of ``part``, in one piece or several, in their order."""
+        found: Mapping[str, PerExample] | None = None
+        halve = False
+        if self._recipe is not None:
+            try:
+                if has_linear_form(self._model, self._loss_fn, part):
+                    found = linear_gradients(self._model, part)
+                else:
+                    found = self._batches.gradients(part, size, self._recipe)[0]
+            except FATAL:
+                raise
+            except Unsupported:  # nothing of a record: all of the batch is run alone
+                pass
+            except Exception as error:  # of a record, which must not stop the run: halves find it
+                refuse_device_error(error)
+                halve = size > 1
+        if found is not None:
+            yield self._summed(found, size, max_grad_norm, clipping)
+        elif halve:
+            half = size // 2
+            for first, last in ((0, half), (half, size)):
+                piece = tree_map(lambda t, f=first, e=last: t[f:e], part)
+                yield from self._clipped(piece, last - first, max_grad_norm, clipping)
+        else:
+            most = default_micro_batch(sum(p.numel() for p in self.parameters.values()), self._device.type)
+            for start in range(0, size, most):
+                piece = tree_map(lambda t, s=start: t[s : s + most], part)
+                alone = per_example_gradients(self._model, self._loss_fn, piece)
+                built = {name: Built(value.to(SUM_DTYPE)) for name, value in alone.items()}
+                yield self._summed(built, min(most, size - start), max_grad_norm, clipping)
+
+    def _summed(
+        self, gradients: Mapping[str, PerExample], size: int, max_grad_norm: float, clipping: str
+    ) -> tuple[Tensors, torch.Tensor]:
+        if not gradients:  # no trained parameter is reached
+            return {}, torch.zeros(size, dtype=torch.float64, device=self._device)
+        with torch.autocast(self._device.type, enabled=False):
+            return clip_and_sum(gradients, max_grad_norm, clipping, self._layers)
 
     def _filled(self, sums: Tensors) -> Tensors:
         """All trained parameters in their order; zeros for those that no record reaches."""
@@ -198,19 +235,6 @@ class Clipper:
             most = ACTIVATION_BYTES[kind] / max(2.0 * self._recipe.bytes_per_record, 1.0)
             return max(1, min(MOST_RECORDS, int(most)))
         return default_micro_batch(sum(p.numel() for p in self.parameters.values()), kind)
-
-    def _gradients(self, part: Any, size: int) -> Mapping[str, PerExample]:
-        if self._recipe is not None:
-            try:
-                if has_linear_form(self._model, self._loss_fn, part):
-                    return linear_gradients(self._model, part)
-                return self._batches.gradients(part, size, self._recipe)[0]
-            except FATAL:
-                raise
-            except Exception as error:  # of a record, which must not stop the run: it is found by running each alone
-                refuse_device_error(error)
-        per_example = per_example_gradients(self._model, self._loss_fn, part)
-        return {name: Built(value.to(SUM_DTYPE)) for name, value in per_example.items()}
 
 
 def default_micro_batch(n_parameters: int, device_type: str = "cpu") -> int:

@@ -14,7 +14,6 @@ bound is a thousandth smaller than C; a float32 model's is a thousandth smaller 
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,7 +30,7 @@ from dpml.mechanisms.lattice import MAX_STEPS, Grid
 from dpml.sgd.adaptive import next_clip, noisy_count
 from dpml.sgd.batches import Batch, Rows, as_rows
 from dpml.sgd.clipping import Clipper
-from dpml.sgd.models import Loss, ModelLoss, check_model, per_example_loss
+from dpml.sgd.models import Loss, ModelLoss, check_model, copied, per_example_loss
 from dpml.sgd.optimizers import Optimizer, state_dtype
 from dpml.sgd.per_example import Tensors, trainable
 from dpml.sgd.planning import DPSGDPlan, plan_dp_sgd
@@ -100,7 +99,7 @@ def fit_dp_sgd(
     """
     check_model(model)
     target = resolve_device(device)
-    working = copy.deepcopy(model).to(target)
+    working = copied(model).to(target)
     team = team or Alone()
     rows = team.rows(X, y, partial(as_rows, model=working, device=target))
     plan.check_records(len(rows))
@@ -136,7 +135,7 @@ def fit_dp_sgd(
         rows.close()
     notes = stepper.notes
     if notes.total_non_finite:
-        _log.warning(
+        _log.info(
             "%d contributions were not finite or raised an error and were replaced by zero", notes.total_non_finite
         )
     found = {**notes.to_dict(), "left_out": rows.left_out, "steps_run": max(plan.steps - first, 0)}
@@ -256,7 +255,7 @@ def _refuse_fault(clipper: Clipper, rows: Rows) -> None:
 
 def _released(model: nn.Module, weights: Tensors, device: torch.device) -> nn.Module:
     """A fresh copy of the untouched ``model`` (buffers as they were) with the trained weights."""
-    released = copy.deepcopy(model).to(device)
+    released = copied(model).to(device)
     own = dict(released.named_parameters())
     with torch.no_grad():
         for name, value in weights.items():

@@ -40,10 +40,9 @@ Tensors = dict[str, torch.Tensor]
 Alone = Callable[[nn.Module, LossFunction, Any], Tensors]
 MANY = 67  # records of the larger batch
 SHAKE = 0.1
-HIGHEST, LOWEST = (
-    (8, 6, 5, 4, 3),
-    (2, 1),
-)  # whole numbers are drawn below these: the highest that the model takes, leaf by leaf
+HUGE = 1e4
+HIGHEST = (1000, 100, 30, 8, 6, 5, 4, 3)  # whole numbers are drawn below the first that the model takes, leaf by leaf,
+LOWEST = (2, 1)  # ... or below these
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 _READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__", "equal",
           "allclose", "is_nonzero", "__array__")  # fmt: skip
@@ -323,14 +322,18 @@ def _compare(found: Mapping[str, PerExample], alone: Tensors, trained: Tensors) 
 
 
 def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: Any) -> None:
-    """Another half of the records changes nothing of the rest: not numbers where they are real; all lowest, then all
-    highest where they are whole, so that sums, counts and extremes move."""
+    """Another half of the records changes nothing of the rest.
+
+    It is not numbers, then huge, where it is real; all lowest, then all highest, where it is whole: so sums, counts and
+    extremes move.
+    """
     kept = torch.rand(MANY) < 0.5
     kept[0], kept[-1] = True, True
 
     def other(t: torch.Tensor, top: int, high: bool) -> torch.Tensor:
         changed = t.clone()
-        changed[~kept.to(t.device)] = torch.nan if t.is_floating_point() else (top - 1 if high else 0)
+        real = HUGE if high else torch.nan
+        changed[~kept.to(t.device)] = real if t.is_floating_point() else (top - 1 if high else 0)
         return changed
 
     results = []

@@ -152,6 +152,17 @@ def check_model(model: nn.Module) -> None:
         raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy; ModelError for a module that torch cannot copy."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"the model ({type(model).__name__}) cannot be copied: {error}. dpml trains a copy; pass a fresh module, and "
+            "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm."
+        ) from error
+
+
 def check_output(model: nn.Module, feature_shape: Sequence[int], n_classes: int | None) -> None:
     """Run a copy of the model on two rows of zeros: does it take the declared rows and give logits of the right shape?
 
@@ -162,7 +173,7 @@ def check_output(model: nn.Module, feature_shape: Sequence[int], n_classes: int 
     Raises:
         ModelError: what came out, and what was expected.
     """
-    probe = copy.deepcopy(model).to("cpu").eval()
+    probe = copied(model).to("cpu").eval()
     dtype = next((p.dtype for p in probe.parameters() if p.is_floating_point()), torch.float32)
     rows = torch.zeros((2, *feature_shape), dtype=dtype)
     try:
@@ -190,7 +201,7 @@ def check_loss(model: nn.Module, loss: Loss, feature_shape: Sequence[int], regre
     Raises:
         ModelError: what came out, and what was expected.
     """
-    probe = copy.deepcopy(model).to("cpu").eval()
+    probe = copied(model).to("cpu").eval()
     dtype = next((p.dtype for p in probe.parameters() if p.is_floating_point()), torch.float32)
     targets = torch.zeros(2, dtype=dtype if regression else torch.int64)
     try:

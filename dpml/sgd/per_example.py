@@ -165,5 +165,6 @@ def _alone(gradient: _Gradient, values: Tensors, record: Any) -> Tensors:
 
 
 def refuse_device_error(error: Exception) -> None:
-    if "CUDA error" in str(error):  # the device answers nothing from here on, for any record
+    """What is of the machine, not of a record: the device answers no more, or there is no memory."""
+    if "CUDA error" in str(error) or "allocate memory" in str(error):
         raise error

@@ -14,21 +14,23 @@ cost", section 3; Goodfellow 2015 for T = 1), and the sum Σᵢ cᵢ gᵢ is one
 
 **Rounding of a norm.**  A built gradient is clipped as it was built: whatever its rounding, what is added has norm ≤ C.
 A Gram norm is not the norm of anything built: where positions cancel, ‖g‖ ≪ S = Σ_t ‖a_t‖‖b_t‖, and a product that sums
-T positions may be off by (T + 2) u S (u the unit roundoff; Higham 2002, "Accuracy and stability of numerical
+T positions may be off by (T + 4) u S (u the unit roundoff; Higham 2002, "Accuracy and stability of numerical
 algorithms", equation 3.5).  So the Gram form is computed again in float64 where cancellation is strong, and what of
-(T + 2) u S is above 2⁻¹² of the norm is added to it.  Sums of squares are taken over pieces of 1024 entries, and again
+(T + 4) u S is above 2⁻¹² of the norm is added to it.  Sums of squares are taken over pieces of 1024 entries, and again
 in float64 where they may have underflowed.
 
 **Rounding of a sum.**  Float32 sums over many records depend on who else is in them: if N records of norm C have added
 up to NC, the next is rounded to a multiple of 2⁻²⁴ NC.  So short runs of records are summed in the model's type, and
-the runs in float64.  Only a matrix product with large factors on both sides is left to the kernel, at most 4096 rows at
-a time; it sums in blocks for its own reasons.
+the runs in float64; a record whose terms are much larger than what they add up to is summed by itself, in float64.
+Only a product with large factors on both sides is left to the kernel, at most 4096 rows at a time; it sums in blocks
+for its own reasons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -42,6 +44,7 @@ PIECE = 1024  # entries whose squares are summed in float32
 VANISHING = 1e-12  # a float32 norm below may have lost squares that underflowed
 BLOCKED_BY_KERNEL = 32  # factors this wide on both sides: the matrix product sums in blocks of rows anyway
 MOST_ROWS = 4096  # of one such product
+HEAVY = 64  # terms so many times larger than the largest contribution are summed in float64, by themselves
 RUN = 32  # records, at least, that are summed in the model's type
 
 
@@ -163,14 +166,29 @@ class Outer:
     a: torch.Tensor
     b: torch.Tensor
 
+    @cached_property
+    def reach(self) -> torch.Tensor:
+        """S = Σ_t ‖a_t‖‖b_t‖ for every record, float64 ``(B,)``: how large its terms are, whatever they add up to."""
+        records, positions, _ = self.a.shape
+        rows = row_norms(self.a.flatten(0, 1)) * row_norms(self.b.flatten(0, 1))
+        return rows.reshape(records, positions).sum(1)
+
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        return self.reach if self.a.shape[1] == 1 else gram_norms(self.a, self.b, self.reach)
+
     def squared_norms(self) -> torch.Tensor:
-        if self.a.shape[1] == 1:
-            return (row_norms(self.a) * row_norms(self.b)).square()
-        return gram_squared_norms(self.a, self.b)
+        return self.norms.square()
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        scaled = self.b * factors.to(self.b.dtype)[:, None, None]
-        return products_in_runs(scaled, self.a)
+        heavy = factors * self.reach > HEAVY * (factors * self.norms).max()
+        if self.a.shape[1] == 1 or self.a.dtype == torch.float64 or not bool(heavy.any()):
+            return products_in_runs(self.b * factors.to(self.b.dtype)[:, None, None], self.a)
+        # terms that cancel within a record, and would round other records away in a float32 sum: float64, by themselves
+        light = torch.where(heavy, torch.zeros_like(factors), factors)
+        left = self.b[heavy].double() * factors.double()[heavy, None, None]
+        rest = products_in_runs(self.b * light.to(self.b.dtype)[:, None, None], self.a)
+        return rest + left.flatten(0, 1).T @ self.a[heavy].double().flatten(0, 1)
 
     def built(self, records: slice) -> torch.Tensor:
         return torch.bmm(self.b[records].transpose(1, 2), self.a[records])
@@ -279,14 +297,12 @@ def build_is_cheaper(records: int, positions: int, inputs: int, outputs: int) ->
     )
 
 
-def gram_squared_norms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """‖Σ_t b_t a_tᵀ‖² for every record, float64 ``(B,)``, raised by the rounding of the sum that is made of (a, b)."""
+def gram_norms(a: torch.Tensor, b: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
+    """‖Σ_t b_t a_tᵀ‖ for every record, float64 ``(B,)``, raised by the rounding of the sum that is made of (a, b)."""
     unit = torch.finfo(a.dtype).eps / 2
     records, positions, _ = a.shape
-    lengths = row_norms(a.flatten(0, 1))
-    reach = (lengths * row_norms(b.flatten(0, 1))).reshape(records, positions).sum(1)  # S
     # the same products from rows a/‖a‖ and b‖a‖: squares of a tiny a would vanish though a huge b makes up for them
-    size = lengths.reshape(records, positions, 1)
+    size = row_norms(a.flatten(0, 1)).reshape(records, positions, 1)
     a = (a / torch.where(size > 0, size, torch.ones_like(size))).to(a.dtype)
     b = (b * size).to(b.dtype)
     squares = _gram(a, b)
@@ -296,7 +312,7 @@ def gram_squared_norms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             squares = squares.clone()
             squares[doubtful] = _gram(a[doubtful].double(), b[doubtful].double())
     norms = squares.clamp(min=0.0).sqrt()
-    return (norms + ((positions + 2) * unit * reach - UNCOVERED * norms).clamp(min=0.0)).square()
+    return norms + ((positions + 4) * unit * reach - UNCOVERED * norms).clamp(min=0.0)
 
 
 def _gram(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

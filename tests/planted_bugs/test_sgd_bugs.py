@@ -176,17 +176,14 @@ def test_a_record_that_stops_the_run(monkeypatch):
 
 def test_a_record_that_raises_takes_its_half_of_the_batch_along(monkeypatch):
     checks.a_record_that_raises_changes_nothing_else()
-    whole = per_example._stacked
 
-    def all_or_nothing(gradient, values, batch):
-        size = per_example.batch_size(batch)
-        monkeypatch.setattr(per_example, "_stacked", lambda g, v, b: (_ for _ in ()).throw(IndexError))
+    def all_or_nothing(self, part, size, *rest):
         try:
-            return whole(gradient, values, batch)
+            found = self._batches.gradients(part, size, self._recipe)[0]
         except IndexError:
-            return {name: torch.full((size, *value.shape), torch.nan) for name, value in values.items()}
-        finally:
-            monkeypatch.setattr(per_example, "_stacked", all_or_nothing)
+            yield {}, torch.full((size,), torch.nan, dtype=torch.float64)
+        else:
+            yield self._summed(found, size, *rest)
 
-    monkeypatch.setattr(per_example, "_stacked", all_or_nothing)
+    monkeypatch.setattr(clipping.Clipper, "_clipped", all_or_nothing)
     caught(checks.a_record_that_raises_changes_nothing_else)

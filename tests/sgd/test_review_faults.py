@@ -10,7 +10,7 @@ from torch import nn
 
 from dpml import PrivateData, PrivateTrainer
 from dpml.errors import ConfigError, ModelError
-from dpml.sgd import clipped_gradient
+from dpml.sgd import clipped_gradient, clipping
 from dpml.sgd.clipping import Clipper
 
 
@@ -239,3 +239,56 @@ def test_a_wrong_loss_is_found_before_data_are_read_or_a_cap_is_spent(tmp_path, 
             dataset_ledger=cap, dataset_epsilon=2.0, dataset_delta=1e-2,
         ).fit(data)  # fmt: skip
     assert not cap.exists()
+
+
+@pytest.mark.parametrize("place", [0, 50, 76, 77, 81])
+def test_terms_that_cancel_across_a_block_of_the_matrix_product(place):
+    """A true gradient of 0 with terms of 1e8: whatever block edge it straddles, the others are not rounded away."""
+    torch.manual_seed(0)
+    width, positions = 64, 5
+    model = Plain(width, width)
+    x, c = torch.randn(300, positions, width) * 0.05, torch.randn(300, positions, width) * 0.05
+    before, _ = clipped_gradient(model, weighted, (x, c), 1.0)
+    ax, ac = torch.ones(1, positions, width), torch.zeros(1, positions, width)
+    ac[0, 0], ac[0, -1] = 1e8, -1e8
+    batch = tuple(torch.cat([t[:place], a, t[place:]]) for t, a in ((x, ax), (c, ac)))
+    assert moved(clipped_gradient(model, weighted, batch, 1.0)[0], before) <= 1.0 + 1e-3
+
+
+def test_a_bad_record_costs_no_gradients_of_the_others(monkeypatch):
+    """Halves find it: only one record is run alone, so that memory stays that of one gradient."""
+    alone = []
+    whole = clipping.per_example_gradients
+
+    def listening(model, loss_fn, batch):
+        alone.append(len(batch[0]))
+        return whole(model, loss_fn, batch)
+
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(24, 2))
+    tokens, y = torch.randint(0, 50, (300, 3)), torch.randint(0, 2, (300,))
+
+    def loss_fn(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    expected, _ = clipped_gradient(model, loss_fn, (tokens[torch.arange(300) != 123], y[torch.arange(300) != 123]), 0.1)
+    tokens[123, 1] = 50
+    monkeypatch.setattr(clipping, "per_example_gradients", listening)
+    sums, norms = clipped_gradient(model, loss_fn, (tokens, y), 0.1)
+    assert alone == [1]
+    assert torch.isnan(norms).nonzero().flatten().tolist() == [123]
+    assert moved(sums, expected) <= 1e-5
+
+
+def test_a_lack_of_memory_is_no_matter_of_a_record(monkeypatch):
+    def greedy(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    model, batch = nn.Sequential(nn.Linear(3, 2)), (torch.randn(4, 3), torch.zeros(4, 2))
+
+    def summed(model, batch):
+        return squared(model, batch).sum(1)
+
+    clipped_gradient(model, summed, batch, 1.0)
+    monkeypatch.setattr(clipping.Batches, "gradients", greedy)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        clipped_gradient(model, summed, batch, 1.0)
