@@ -158,8 +158,8 @@ def copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:
         raise ModelError(
-            f"the model ({type(model).__name__}) cannot be copied: {error}. dpml trains a copy; pass a fresh module, and "
-            "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm."
+            f"the model ({type(model).__name__}) cannot be copied: {error}. dpml trains a copy: pass a fresh "
+            "module, with torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm."
         ) from error
 
 
