@@ -156,7 +156,7 @@ class Clipper:
         self._recipe = finding.recipe
         self._layers = len({layer_of(name) for name in self.parameters})
         self._batches = Batches(model, loss_fn)
-        self._device = next(iter(self.parameters.values())).device
+        self.device = next(iter(self.parameters.values())).device
 
     def __call__(
         self, batch: Any, max_grad_norm: float, micro_batch_size: int | None = None, clipping: str = "flat"
@@ -165,7 +165,7 @@ class Clipper:
         size = batch_size(batch)
         sums: Tensors = {}
         if size == 0:
-            return self._filled(sums), torch.zeros(0, dtype=torch.float64, device=self._device)
+            return self._filled(sums), torch.zeros(0, dtype=torch.float64, device=self.device)
         step, norms = micro_batch_size or self.micro_batch, []
         for start in range(0, size, step):
             part = batch if step >= size else tree_map(lambda t, s=start: t[s : s + step], batch)
@@ -205,7 +205,7 @@ class Clipper:
                 piece = tree_map(lambda t, f=first, e=last: t[f:e], part)
                 yield from self._clipped(piece, last - first, max_grad_norm, clipping)
         else:
-            most = default_micro_batch(sum(p.numel() for p in self.parameters.values()), self._device.type)
+            most = default_micro_batch(sum(p.numel() for p in self.parameters.values()), self.device.type)
             for start in range(0, size, most):
                 piece = tree_map(lambda t, s=start: t[s : s + most], part)
                 alone = per_example_gradients(self._model, self._loss_fn, piece)
@@ -216,8 +216,8 @@ class Clipper:
         self, gradients: Mapping[str, PerExample], size: int, max_grad_norm: float, clipping: str
     ) -> tuple[Tensors, torch.Tensor]:
         if not gradients:  # no trained parameter is reached
-            return {}, torch.zeros(size, dtype=torch.float64, device=self._device)
-        with torch.autocast(self._device.type, enabled=False):
+            return {}, torch.zeros(size, dtype=torch.float64, device=self.device)
+        with torch.autocast(self.device.type, enabled=False):
             return clip_and_sum(gradients, max_grad_norm, clipping, self._layers)
 
     def _filled(self, sums: Tensors) -> Tensors:
@@ -230,7 +230,7 @@ class Clipper:
     @property
     def micro_batch(self) -> int:
         """Records at once so that memory stays bounded, whatever the batch."""
-        kind = self._device.type if self._device.type in ACTIVATION_BYTES else "cuda"
+        kind = self.device.type if self.device.type in ACTIVATION_BYTES else "cuda"
         if self._recipe is not None:
             most = ACTIVATION_BYTES[kind] / max(2.0 * self._recipe.bytes_per_record, 1.0)
             return max(1, min(MOST_RECORDS, int(most)))

@@ -15,7 +15,7 @@ bound is a thousandth smaller than C; a float32 model's is a thousandth smaller 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from dpml.accounting import Event
-from dpml.errors import ModelError
+from dpml.errors import DataError, ModelError
 from dpml.mechanisms import NoiseSource, Prefetch
 from dpml.mechanisms.lattice import MAX_STEPS, Grid
 from dpml.sgd.adaptive import next_clip, noisy_count
@@ -190,14 +190,8 @@ class Stepper:
         kind = "flat" if plan.clipping == "adaptive" else plan.clipping
         sums, norms = self.clipper(batch, clip_bound(self.clip, grid, self._double), plan.micro_batch_size, kind)
         self.notes.record(norms, self.clip)
-        total = torch.cat([value.reshape(-1) for value in sums.values()])
         std = noise_std(plan, self.clip) * self.team.noise_share
-        if self._generator is not None:
-            noisy = _on_device(grid, total, std, self._generator)
-        else:
-            released = grid.release(total.cpu().numpy(), draw_noise(self.noise, std, self._size))
-            noisy = torch.from_numpy(released).to(total.device)
-        noisy = self.team.total(noisy).div_(normaliser(plan))
+        noisy = self.team.total(released_sum(grid, list(sums.values()), self._drawn(std))).div_(normaliser(plan))
         if plan.clipping == "adaptive":
             count = noisy_count(plan, norms, self.clip, self.noise.normal, self.team.noise_share)
             self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
@@ -206,6 +200,12 @@ class Stepper:
             name: piece.to(state_dtype(self.clipper.parameters[name])).reshape(value.shape)
             for (name, value), piece in zip(sums.items(), pieces, strict=True)
         }
+
+    def _drawn(self, std: float) -> torch.Tensor:
+        if self._generator is None:
+            return torch.from_numpy(draw_noise(self.noise, std, self._size)).to(self.clipper.device)
+        device = self.clipper.device
+        return torch.randn(self._size, dtype=torch.float64, device=device, generator=self._generator) * std
 
     @property
     def noise_std_per_entry(self) -> float:
@@ -236,11 +236,26 @@ def clip_bound(clip: float, grid: Grid, double: bool) -> float:
     return clip * grid.shrink * (1.0 if double else FLOAT32_MARGIN)
 
 
-def _on_device(grid: Grid, total: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
-    drawn = torch.randn(total.shape, dtype=torch.float64, device=total.device, generator=generator) * std
-    limit = MAX_STEPS * grid.spacing
-    steps = torch.round(total.clamp(-limit, limit) / grid.spacing) + torch.round(drawn / grid.spacing)
-    return steps * grid.spacing + 0.0  # -0.0 becomes 0.0
+def released_sum(grid: Grid, sums: Sequence[torch.Tensor], noise: torch.Tensor) -> torch.Tensor:
+    """Multiples of the grid's spacing, float64 ``(p,)``: what :meth:`Grid.release` gives, by torch and on any device.
+
+    Args:
+        sums: the clipped sums of all parameters, p numbers together.
+        noise: ``(p,)``, left as it is.
+
+    Raises:
+        DataError: a sum that is not a number (its sensitivity would not be bounded; clipped sums never are).
+    """
+    scale = 1.0 / grid.spacing  # exact: the spacing is a power of two
+    steps = torch.empty_like(noise)
+    pieces = steps.split([value.numel() for value in sums])
+    for piece, value in zip(pieces, sums, strict=True):
+        torch.mul(value.reshape(-1), scale, out=piece)
+    steps.round_().clamp_(-MAX_STEPS, MAX_STEPS)
+    if not bool(torch.isfinite(steps.sum())):
+        raise DataError("a clipped sum is not a number. This is a bug in dpml; please report it.")
+    steps.add_((noise * scale).round_())
+    return steps.mul_(grid.spacing).add_(0.0)  # -0.0 becomes 0.0: the sign of a zero would be a bit without noise
 
 
 def _refuse_fault(clipper: Clipper, rows: Rows) -> None:

@@ -5,7 +5,7 @@ copy with shaken weights (a zero initialisation would hide mixing), in float64 w
 
 *   batches of 2 and of 3, to see along which axis the records lie at each use of a parameter;
 *   gradients and norms of 3 records together must be those of each alone;
-*   in a batch of 67, another half of the records (not a number where they are real-valued) must change neither losses
+*   in a batch of 13, another half of the records (not a number where they are real-valued) must change neither losses
     nor gradient norms of the rest;
 *   no records may be indexed, sorted or rolled along their own axis: whose row is whose could then depend on data;
 *   nothing may read a value into Python, draw random numbers (dropout apart) or write into a parameter;
@@ -38,7 +38,7 @@ from dpml.sgd.uses import PerExample, Unsupported
 
 Tensors = dict[str, torch.Tensor]
 Alone = Callable[[nn.Module, LossFunction, Any], Tensors]
-MANY = 67  # records of the larger batch
+MANY = 13  # records of the larger batch: a prime, and memory for no more
 SHAKE = 0.1
 HUGE = 1e4
 HIGHEST = (1000, 100, 30, 8, 6, 5, 4, 3)  # whole numbers are drawn below the first that the model takes, leaf by leaf,

@@ -8,8 +8,8 @@ heavy-ball momentum; plain PyTorch's is forward, mean loss, backward and the sam
 sums of one batch (no noise) are compared with those of every opacus mode: "agrees" is 1e-4 of the largest entry.
 
 Memory: each competitor takes three steps in a fresh process that has first taken a step of eight records with another
-copy of the model (libraries and code are then loaded, free heap handed back).  The figure is the highest resident set
-from there on, less the resident set there: parameters, batch, activations, gradients and whatever else is held.
+copy of the model (libraries and code are then loaded, free heap handed back) and has prepared its step.  The figure is
+the highest resident set from there on, less the resident set there: activations, gradients and whatever else is held.
 
 Epoch: Census-Income-like rows (one-hot-ish, generated), logistic regression; ours through ``fit_dp_sgd`` with a ledger
 and checkpoints on disk, plain PyTorch with shuffled index batches, opacus with the DataLoader that it makes.
@@ -202,8 +202,11 @@ def memory_here(task: Task, competitor: str, size: int) -> int:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts anew
+    step = make_step(task, competitor, size)  # batch, model and, of ours, the look at made-up records: once a run
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = resident("VmRSS")
-    step = make_step(task, competitor, size)
     for _ in range(3):
         step()
     step.wait()

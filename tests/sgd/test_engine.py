@@ -17,6 +17,7 @@ from dpml import sgd
 from dpml.errors import ConfigError, DataError, LedgerError, ModelError
 from dpml.mechanisms import FixedNoise, SecretNoise
 from dpml.mechanisms.lattice import Grid
+from dpml.sgd.engine import released_sum
 from dpml.sgd.models import ModelLoss
 
 
@@ -395,3 +396,19 @@ def test_cuda_follows_the_cpu():
     on_cpu, *_ = run(plan, X, y, model=model)
     on_gpu, *_ = run(plan, X, y, model=model, device="cuda")
     np.testing.assert_allclose(parameters_of(on_gpu.cpu()), parameters_of(on_cpu), rtol=1e-9, atol=1e-11)
+
+
+def test_the_released_sum_is_that_of_the_grid():
+    """The engine's torch and the mechanism's numpy give the same bits, and the noise is left as it was."""
+    rng = np.random.default_rng(5)
+    grid = Grid(0.3, 7)
+    total, noise = rng.normal(size=7), rng.normal(size=7)
+    total[0], noise[0], total[1] = 0.0, -grid.spacing / 8, 1e40
+    drawn = torch.from_numpy(noise.copy())
+    pieces = [torch.from_numpy(total[:2].copy()), torch.from_numpy(total[2:].copy()).reshape(5, 1)]
+    released = released_sum(grid, pieces, drawn).numpy()
+    np.testing.assert_array_equal(released, grid.release(total, noise))
+    assert not np.signbit(released[0])
+    assert np.array_equal(drawn.numpy(), noise)
+    with pytest.raises(DataError, match="not a number"):
+        released_sum(grid, [torch.full((7,), torch.nan, dtype=torch.float64)], drawn)
