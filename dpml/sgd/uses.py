@@ -181,8 +181,9 @@ class Outer:
         return self.norms.square()
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        heavy = factors * self.reach > HEAVY * (factors * self.norms).max()
-        if self.a.shape[1] == 1 or self.a.dtype == torch.float64 or not bool(heavy.any()):
+        plain = self.a.shape[1] == 1 or self.a.dtype == torch.float64
+        heavy = None if plain else factors * self.reach > HEAVY * (factors * self.norms).max()
+        if heavy is None or not bool(heavy.any()):
             return products_in_runs(self.b * factors.to(self.b.dtype)[:, None, None], self.a)
         # terms that cancel within a record, and would round other records away in a float32 sum: float64, by themselves
         light = torch.where(heavy, torch.zeros_like(factors), factors)
