@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse as sp
 
 from ..errors import ConfigError, DataError, SchemaError, invalid
-from .cells import cell_number, check_number_type, kind_of, labels_of, objects_of, plain_label
+from .cells import cell_number, check_number_type, kept, kind_of, labels_of, objects_of, plain_label
 from .columns import cell_text, check_bounds, check_classes, scaled_target, text_of
 from .private_data import CoinSource, PrivateData, PublicInfo, Records
 from .stored import Stored, StoredArray, StoredItems, mapping_of, pieces
@@ -345,7 +345,7 @@ def _shape(values: Any, name: str) -> tuple[int, ...]:
 
 
 def _plain(y: Any) -> list[Any]:
-    found: list[Any] = np.asarray(y).tolist()
+    found: list[Any] = kept(y).tolist()
     return found
 
 

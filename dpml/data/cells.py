@@ -85,13 +85,16 @@ def objects_of(values: Sequence[Any]) -> np.ndarray:
     return found.reshape(len(rows), *shape)
 
 
-def _shape_of(row: Any) -> tuple[int, ...]:
+MOST_AXES = 8  # of a row that is a list; a list that holds itself has no end
+
+
+def _shape_of(row: Any, axes: int = MOST_AXES) -> tuple[int, ...]:
     """The shape of a row of a list: (d,) for a list of cells, more for lists of lists of one shape, () for a cell."""
     if isinstance(row, list | tuple):
         kinds = set(map(type, row))
-        if kinds <= _CELLS:
+        if kinds <= _CELLS or axes == 0:
             return (len(row),)
-        inner = {_shape_of(item) for item in row}
+        inner = {_shape_of(item, axes - 1) for item in {id(item): item for item in row}.values()}
         return (len(row), *inner.pop()) if len(inner) == 1 else (len(row),)
     try:
         return tuple(int(size) for size in row.shape) if hasattr(row, "tolist") else ()
@@ -107,6 +110,15 @@ def _cells_of(row: Any, depth: int) -> Iterable[Any]:
         return (row,)
     items = row if isinstance(row, list | tuple) else row.tolist()
     return items if depth == 1 else chain.from_iterable(_cells_of(item, depth - 1) for item in items)
+
+
+def kept(values: Any) -> np.ndarray:
+    """``values`` as an array, pandas' own types (nullable, arrow, categorical) as objects.
+
+    numpy would read whole numbers beside one missing value as floats, which changes those above 2^53.
+    """
+    own = not isinstance(getattr(values, "dtype", None), np.dtype | type(None)) and hasattr(values, "astype")
+    return np.asarray(values.astype(object) if own else values)
 
 
 def labels_of(values: Iterable[Any]) -> np.ndarray:

@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from dpml.data import PrivateData, transform_array
-from dpml.data.cells import cell_number, is_missing, kind_of, labels_of
+from dpml.data.cells import cell_number, is_missing, kept, kind_of, labels_of
 from dpml.data.transform import as_numbers
 from dpml.errors import ConfigError, invalid
 from dpml.ranges import check_norm_bound
@@ -249,7 +249,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
 def _target(y: Any) -> np.ndarray:
     """``y`` as an array (n,): an array keeps its type, of a list each item stays what it is."""
     if isinstance(y, str) or any(hasattr(y, name) for name in ("dtype", "shape", "__array__")):
-        return np.asarray(column_or_1d(y if sparse.issparse(y) else np.asarray(y), warn=True))
+        return np.asarray(column_or_1d(y if sparse.issparse(y) else kept(y), warn=True))
     return labels_of(y)
 
 
