@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +431,23 @@ def check_keys(config: DictConfig) -> None:
         if name not in members:
             raise invalid(f"{group}.name", name, f"one of {', '.join(members)}", f"Choose with {group}=NAME.")
         _refuse_unknown(f"{group}.", [str(key) for key in node], {item.name for item in fields(members[name])})
+
+
+def check_hydra_keys(node: DictConfig, prefix: str = "hydra.") -> None:
+    """Refuse ``+hydra.KEY=…`` that Hydra's own typed configuration does not have; its free mappings stay free.
+
+    Raises:
+        ConfigError: the key, and the nearest one that exists.
+    """
+    kind = OmegaConf.get_type(node)
+    if not is_dataclass(kind):
+        return
+    untyped = {"env"} if prefix == "hydra." else set()  # the one group of Hydra's that its own type leaves out
+    _refuse_unknown(prefix, [str(key) for key in node], {item.name for item in fields(kind)} | untyped)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing()):
+            check_hydra_keys(child, f"{prefix}{key!s}.")
 
 
 def _refuse_unknown(prefix: str, keys: list[str], known: set[str]) -> None:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from dpml import processes
 from dpml.accounting import Ledger, from_json
 from dpml.accounting.ledger import parse_ledger, write_all
 from dpml.accounting.verification import file_digest
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 RESUME_FILE = "resume.json"
 CHECKPOINT_FILE = "checkpoint.safetensors"
+HYDRA_FOLDER = "hydra"
+"""Below ``private/``: what the command line composed for the run, written before it started."""
 PUBLISHED = ("config.yaml", "schema.json")
 FREE_ARGUMENTS = frozenset({"device", "micro_batch_size"})
 """Arguments that may change between two lives of a run: they say where and in which pieces a sum is computed."""
@@ -307,11 +311,43 @@ def refuse_other_outcome(ledger: Ledger, outcome: Mapping[str, Any]) -> None:
 
 
 # -- a stop that waits ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Charged:
+    """What a ledger on disk says of a run: its method, the planned steps and the charged ones."""
+
+    method: str
+    steps: int
+    charged: int
+
+
+def charged_on_disk(path: Path) -> Charged | None:
+    """Read without a lock and without checking the chain, to tell a person; None where it cannot be read."""
+    try:
+        lines = [json.loads(line) for line in (path / "release/ledger.jsonl").read_bytes().split(b"\n")[:-1]]
+        plan = lines[0]["plan"]
+        charged = sum(int(line["count"]) for line in lines if line["kind"] == "charge")
+        return Charged(str(plan["method"]), int(plan["steps"]), charged)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+
+
+def can_go_on(path: Path) -> bool:
+    """Whether a DP-SGD run that read its data has steps, or a checkpoint of all of them, left to finish with."""
+    if not (path / "private" / RESUME_FILE).is_file() or (path / "release/result.json").exists():
+        return False
+    found = charged_on_disk(path)
+    if found is None or found.method != "dp_sgd":
+        return False
+    return found.charged < found.steps or (path / "private" / CHECKPOINT_FILE).is_file()
+
+
 def way_to_go_on(folder: RunFolder) -> str:
-    """The command, or the call, that goes on with a run."""
+    """The command, quoted for a shell, that goes on with a run; the call, for one that no command started."""
     root = folder.path.parent
     if (root / "sweep.json").is_file():
-        return f"python -m dpml.train resume_sweep={root}"
+        return shlex.join(["python", "-m", "dpml.train", f"resume_sweep={root}"])
+    if (folder.private / HYDRA_FOLDER / "config.yaml").is_file():
+        return shlex.join([*processes.launcher(), "-m", "dpml.train", f"resume={folder.path}"])
     return f"PrivateTrainer.resume({str(folder.path)!r}, data)"
 
 

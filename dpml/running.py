@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +17,8 @@ from dpml.data import PublicInfo, Records
 from dpml.errors import LedgerError, ModelError
 from dpml.linear_methods import LINEAR_METHODS, fit_linear, fit_linear_nonprivate
 from dpml.mechanisms import NoiseSource
-from dpml.planning import device_of, epsilon_of, network_of
+from dpml.planning import device_of, epsilon_of, method_of, network_of
+from dpml.processes import local_rank, world_size
 from dpml.release import PrivateModel, RunFolder, class_scores
 from dpml.results import Guarantee
 from dpml.resuming import Stop, write_checkpoint
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 CONVEX = ("logreg", "linear_svm", "ridge", "huber")
 """Models whose non-private twin needs no torch."""
+
+_log = logging.getLogger(__name__)
 
 
 def test_scores(model: PrivateModel, records: Records) -> dict[str, float]:
@@ -46,6 +50,43 @@ def refuse_not_finite(weights: Mapping[str, np.ndarray]) -> None:
                 f"the trained weight {name!r} is not finite, so nothing was released (the budget is spent). Lower "
                 "learning_rate, or leave it at 'auto'."
             )
+
+
+def refuse_unlearnable(trainer: PrivateTrainer, public: PublicInfo) -> None:
+    """ModelError for a module (or a loss) of the user's own that ``dp_sgd`` could only spend a budget on.
+
+    From public knowledge and made-up records (:mod:`dpml.sgd.learnable`), before data are read, a folder is made or a
+    cap is charged.  The built-in networks are known to learn.
+    """
+    if method_of(trainer, public) != "dp_sgd" or (isinstance(trainer.model, str) and trainer.loss is None):
+        return
+    from dpml.sgd.learnable import check_can_learn
+
+    device = device_of(trainer)
+    if device == "cuda" and world_size() > 1:  # each process' own, if there is one for it (else the run is refused)
+        import torch
+
+        device = f"cuda:{local_rank()}" if local_rank() < torch.cuda.device_count() else "cpu"
+    regression = public.task == "regression"
+    check_can_learn(
+        network_of(trainer, public), network_loss(trainer), public.feature_shape, regression, trainer.gradients, device
+    )
+
+
+def silent_warning(diagnostics: Mapping[str, Any]) -> dict[str, str]:
+    """What a run that learned nothing tells its custodian: an entry of ``private/diagnostics.json``, a line in the log.
+
+    The line has level INFO, like all that depends on records: no handler shows it unless the custodian asks for it,
+    and the command line's log is in ``private/``.
+    """
+    if not diagnostics.get("steps_run") or any(diagnostics.get("mean_norm", [1.0])):  # norms are not negative
+        return {}
+    text = (
+        f"every contribution of all {diagnostics['steps_run']} steps was zero: the model was trained on noise alone. "
+        "PrivateTrainer.check_records shows why."
+    )
+    _log.info(text)
+    return {"warning": text}
 
 
 def released_model(
@@ -123,7 +164,7 @@ def train_by_plan(
                 records.y,
                 device=device_of(trainer),
                 noise=noise,
-                loss=network_loss(trainer, plan),
+                loss=network_loss(trainer),
                 reserve=lambda event, count: ledger.charge(event, stage="train", count=count),
                 on_step=None if progress is None else lambda step: progress(step, plan.steps, shown(step)),
                 save_checkpoint=None if folder is None else save,
@@ -140,13 +181,13 @@ def train_by_plan(
     return weights, (None if isinstance(trainer.model, str) else trained), notes
 
 
-def network_loss(trainer: PrivateTrainer, plan: Plan) -> Callable[..., torch.Tensor] | None:
+def network_loss(trainer: PrivateTrainer) -> Callable[..., torch.Tensor] | None:
     """The user's own loss, that of a regression, or ``None`` for the one that follows from the classes."""
     from dpml import sgd
 
-    if plan.model not in sgd.REGRESSION or not isinstance(trainer.model, str):
+    if not isinstance(trainer.model, str) or trainer.model not in sgd.REGRESSION:
         return trainer.loss
-    return sgd.RegressionLoss(math.inf if plan.model == "ridge" else trainer.loss_parameter or 0.1)
+    return sgd.RegressionLoss(math.inf if trainer.model == "ridge" else trainer.loss_parameter or 0.1)
 
 
 def scoring_settings(trainer: PrivateTrainer, plan: Plan, public: PublicInfo) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,87 +30,16 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from dpml import config as configuration
-from dpml import processes
+from dpml import processes, resume_command
 from dpml.accounting import DatasetLedger, verify
-from dpml.console import StepBar, plan_table, result_table
 from dpml.errors import BudgetExceededError, ConfigError, DpmlError, RunFolderError
+from dpml.jobs import failures, finish_release, read_status, run_job
 from dpml.release import RunFolder
-from dpml.results import dumps, without_folders, write_atomic
-from dpml.trainer import PrivateTrainer
+from dpml.results import dumps, write_atomic
+from dpml.resuming import can_go_on, way_to_go_on
 
 SWEEP_FILE = "sweep.json"
 SWEEP_FORMAT = 1
-
-_failures: list[str] = []
-"""Folders of the jobs of this process that failed; the exit status follows from it."""
-
-
-# -- one job ----------------------------------------------------------------------------------------------------------
-def run_job(config: DictConfig, folder: Path, overrides: Sequence[str], *, resume: bool = False) -> bool:
-    """Train one configuration into ``folder``; returns whether it worked.
-
-    Errors end here: the traceback (it may hold private values) goes to the job's ``private/``, and the console gets
-    the message, which the custodian sees.
-    """
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    claimed = False
-    try:
-        configuration.check(config)
-        data = configuration.build_data(config)
-        trainer = configuration.build_trainer(config, run_dir=folder)
-        plan = trainer.plan(data)
-        console.print(plan_table(plan))
-        if plan.method != "nonprivate":
-            console.print(str(plan.guidance["text"]), markup=False)
-        _refuse_used_folder(folder, resume)
-        claimed = True
-        write_status(folder, "running")
-        with StepBar(config.verbose) as bar:
-            if resume:
-                result = PrivateTrainer.resume(
-                    folder, data, progress=bar, command=command_of(overrides), configured=trainer
-                )
-            else:
-                result = trainer.fit(
-                    data, progress=bar, config=configuration.public_text(config), command=command_of(overrides)
-                )
-        if config.report:
-            from dpml.report import write_run_report
-
-            try:
-                write_run_report(folder)
-            except OSError as error:
-                raise RunFolderError(
-                    f"the release in {str(folder)!r} is complete, but its report cannot be written "
-                    f"({error.strerror or type(error).__name__}). Free space, then: python -m dpml.report {folder}"
-                ) from error
-            RunFolder.open(folder).link_to_top("report.html")
-        write_status(folder, "done")
-        console.print(result_table(result))
-        return True
-    except Exception as error:
-        _failures.append(str(folder))
-        expected = isinstance(error, DpmlError)
-        message = str(error) if expected else f"{type(error).__name__}: {error}"
-        print(f"error: {message}", file=sys.stderr)
-        if claimed or not (folder / "release").exists():
-            write_status(folder, "failed", error)
-            if (folder / "private/traceback.txt").exists():
-                print(f"traceback: {folder / 'private/traceback.txt'}", file=sys.stderr)
-        return False
-
-
-def command_of(overrides: Sequence[str]) -> str:
-    """The command line that repeats a job (with fresh noise)."""
-    kept = [without_folders(text) for text in overrides if not text.lstrip("+~").startswith("hydra.")]
-    return shlex.join([*processes.launcher(), "-m", "dpml.train", *kept])
-
-
-def _refuse_used_folder(folder: Path, resume: bool) -> None:
-    if not resume and (folder / "release").exists():
-        raise RunFolderError(
-            f"{str(folder)!r} holds a run already; nothing was overwritten. Choose another hydra.run.dir."
-        )
 
 
 def _empty_folder(key: str, folder: Path) -> None:
@@ -121,6 +50,8 @@ def _empty_folder(key: str, folder: Path) -> None:
             kind = "holds a run already" if (folder / "release").exists() else "is not empty"
             if (folder / SWEEP_FILE).exists():
                 kind, way_out = "holds a sweep already", f"{way_out[:-1]}, or finish it with resume_sweep={folder}."
+            elif can_go_on(folder):
+                way_out = f"{way_out[:-1]}, or go on with that run: {way_to_go_on(RunFolder(folder))}"
             raise RunFolderError(f"{key} = {str(folder)!r} {kind}; nothing was overwritten. {way_out}")
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -128,22 +59,6 @@ def _empty_folder(key: str, folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise RunFolderError(f"{key} = {str(folder)!r} cannot be written ({reason}). {way_out}") from error
-
-
-def write_status(folder: Path, status: str, error: BaseException | None = None) -> None:
-    """``private/status.json`` and, for a failure, ``private/traceback.txt``; an unwritable folder is let be."""
-    private = folder / "private"
-    try:
-        private.mkdir(parents=True, exist_ok=True)
-        private.chmod(0o700)
-        if error is not None:
-            write_atomic(private / "traceback.txt", "".join(traceback.format_exception(error)))
-        write_atomic(
-            private / "status.json",
-            dumps({"status": status, "error": None if error is None else type(error).__name__}),
-        )
-    except OSError as problem:
-        print(f"error: cannot write {private}: {problem.strerror}", file=sys.stderr)
 
 
 # -- sweeps -----------------------------------------------------------------------------------------------------------
@@ -170,6 +85,7 @@ class RunCallback(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """A single run: nothing is written, not even its folder, when something is wrong."""
         try:
+            configuration.check_hydra_keys(config.hydra)
             configuration.check(_job_of(config))
             _empty_folder("hydra.run.dir", Path(str(config.hydra.run.dir)))
         except DpmlError as error:
@@ -190,12 +106,13 @@ class RunCallback(Callback):
         try:
             finish_sweep(Path(str(config.hydra.sweep.dir)))
         except Exception as error:
-            _failures.append(str(config.hydra.sweep.dir))
+            failures.append(str(config.hydra.sweep.dir))
             print(f"error: the sweep's report could not be written: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _checked_sweep(config: DictConfig) -> Path:
     """Check all jobs of a sweep and write its ``sweep.json``; returns the sweep's folder."""
+    configuration.check_hydra_keys(config.hydra)
     root = Path(str(config.hydra.sweep.dir))
     jobs = sweep_jobs(list(config.hydra.overrides.task), config.hydra.sweeper.get("params"))
     loader, caps = GlobalHydra.instance().config_loader(), _Caps()
@@ -272,14 +189,6 @@ def write_sweep(root: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
     write_atomic(root / SWEEP_FILE, dumps({"format": SWEEP_FORMAT, "jobs": list(jobs)}))
 
 
-def read_status(folder: Path) -> str:
-    """``"done"``, ``"failed"``, ``"running"`` (or killed) or ``"missing"``."""
-    try:
-        return str(json.loads((folder / "private" / "status.json").read_text("utf-8"))["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "missing"
-
-
 def finish_sweep(root: Path) -> None:
     """Write the sweep's report and say what failed."""
     from dpml.report import write_sweep_report
@@ -305,10 +214,10 @@ def finish_sweep(root: Path) -> None:
     if failed:
         print(
             f"error: job{'s' if len(failed) > 1 else ''} {', '.join(map(str, failed))} did not finish; "
-            f"run the rest with: python -m dpml.train resume_sweep={root}",
+            f"run the rest with: {shlex.join(['python', '-m', 'dpml.train', f'resume_sweep={root}'])}",
             file=sys.stderr,
         )
-        _failures.append(str(root))
+        failures.append(str(root))
 
 
 def resume_sweep(root: Path) -> int:
@@ -334,7 +243,7 @@ def resume_sweep(root: Path) -> int:
         configuration.check(config)
     for job, config in composed:
         folder = root / job["folders"][-1]
-        if _can_go_on(folder):
+        if can_go_on(folder):
             run_job(config, folder, job["overrides"], resume=True)
             continue
         if (folder / "release").exists():
@@ -352,36 +261,15 @@ def _finished(folder: Path) -> bool:
         return True
     if not (folder / "release/result.json").is_file() or not verify(folder).ok:
         return False
-    from dpml.report import write_run_report
-
-    write_run_report(folder)
-    for name in ("result.json", "report.html"):
-        RunFolder.open(folder).link_to_top(name)
-    (folder / "private/checkpoint.safetensors").unlink(missing_ok=True)
-    write_status(folder, "done")
+    finish_release(folder)
     return True
-
-
-def _can_go_on(folder: Path) -> bool:
-    """Whether a DP-SGD job that read its data has steps, or a checkpoint of all of them, left to finish with."""
-    if not (folder / "private/resume.json").is_file() or (folder / "release/result.json").exists():
-        return False
-    try:
-        lines = [json.loads(line) for line in (folder / "release/ledger.jsonl").read_bytes().split(b"\n")[:-1]]
-        plan = lines[0]["plan"]
-        charged = sum(line["count"] for line in lines if line["kind"] == "charge")
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return False
-    if plan.get("method") != "dp_sgd":
-        return False
-    return bool(charged < plan["steps"]) or (folder / "private/checkpoint.safetensors").is_file()
 
 
 # -- entry ------------------------------------------------------------------------------------------------------------
 def main() -> int:
     """Exit status 0, or 1 if anything failed (Hydra itself exits with 1 on a bad command line)."""
     configuration.register()
-    _failures.clear()
+    failures.clear()
     resumed = [text.split("=", 1)[1] for text in sys.argv[1:] if text.startswith("resume_sweep=")]
     while _locks:
         os.close(_locks.pop())
@@ -396,17 +284,24 @@ def main() -> int:
                     "resume_sweep=FOLDER stands alone: the jobs run with the overrides that the sweep was started with."
                 )
             return resume_sweep(Path(resumed[0]))
+        if resume_command.is_asked(sys.argv[1:]):
+            return resume_command.resume_run(sys.argv[1:])
         _check_names(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(configuration.config_folder()), config_name="config")(_task)()
     except DpmlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 1 if _failures else 0
+    except KeyboardInterrupt:  # the job has said how to go on
+        return 128 + signal.SIGINT
+    return 1 if failures else 0
 
 
 def follow_job(overrides: Sequence[str]) -> int:
     """Take part in the job of process 0 under ``torchrun``; writes nothing, and prints an error only."""
     try:
+        if resume_command.is_asked(overrides):
+            resume_command.follow_run(overrides)
+            return 0
         with hydra.initialize_config_dir(str(configuration.config_folder()), version_base="1.3"):
             config = hydra.compose("config", overrides=list(overrides))
         configuration.check(config)

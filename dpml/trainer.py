@@ -46,7 +46,9 @@ from dpml.running import (
     nonprivate_scores,
     recompute,
     refuse_not_finite,
+    refuse_unlearnable,
     released_model,
+    silent_warning,
     test_scores,
     train_by_plan,
 )
@@ -64,6 +66,7 @@ from dpml.teamwork import announce, follow, follow_resumed, hand_over, reading, 
 if TYPE_CHECKING:
     import torch
 
+    from dpml.checking import RecordsCheck
     from dpml.sgd.team import Team
 
 
@@ -252,8 +255,12 @@ class PrivateTrainer:
         Raises:
             ConfigError: the arguments do not fit the declared data.
             AccountingError: the accountant cannot bound this method's event.
+            ModelError: a module that ``dp_sgd`` cannot train, made-up records tell (docs/dp-sgd.md, "Before you
+                spend"); a RuntimeWarning tells of one that most likely cannot learn.
         """
-        return make_plan(self, data.public)
+        plan = make_plan(self, data.public)
+        refuse_unlearnable(self, data.public)
+        return plan
 
     def check(self, data: PrivateData) -> None:
         """Whether :meth:`plan` would succeed, without calibrating the noise of ``dp_sgd``.
@@ -261,8 +268,34 @@ class PrivateTrainer:
         Raises:
             ConfigError: the arguments do not fit the declared data.
             AccountingError: the accountant cannot bound this method's event.
+            ModelError: as :meth:`plan`.
         """
         check_plan(self, data.public)
+        if self.expected_batch_size is not None and method_of(self, data.public) == "dp_sgd":
+            from dpml.sgd.batch_limits import batch_size_of
+
+            batch_size_of(data.public.n_declared, self.expected_batch_size, 1.0, self.sampling)
+        refuse_unlearnable(self, data.public)
+
+    def check_records(self, data: PrivateData, records: int = 256) -> RecordsCheck:
+        """The custodian's look at ``records`` of the records before a ``dp_sgd`` run.  **Private; not for release.**
+
+        Counts, gradient norms and the first error of the data's own records at the initial weights: what a run keeps
+        to itself.  :meth:`fit` never calls this, and nothing is charged.  It is there to find faults (items that
+        raise, labels that do not fit, losses that are not finite).  A setting that is *chosen* by what it shows, such
+        as ``max_grad_norm``, is chosen by the records, which ε does not cover: say so in ``assumptions``, or take
+        ``clipping="adaptive"``.
+
+        Args:
+            records: how many to look at, spread evenly over the data.
+
+        Raises:
+            ConfigError: another method than ``dp_sgd``; ``records`` is no whole number >= 1.
+            All that :meth:`plan` and reading the data raise.
+        """
+        from dpml.checking import check_records
+
+        return check_records(self, data, records)
 
     # -- fit ------------------------------------------------------------------------------------------------------
     def fit(
@@ -282,7 +315,7 @@ class PrivateTrainer:
             command: the command line that repeats the run, for the report.
 
         Raises:
-            ConfigError, AccountingError, BudgetExceededError, RunFolderError: nothing was read.
+            ConfigError, ModelError, AccountingError, BudgetExceededError, RunFolderError: nothing was read.
             DataError, LedgerError, SolverError: nothing was released.
             TeamError: under ``torchrun``: another process is missing or has failed; nothing was released.
         """
@@ -372,7 +405,7 @@ class PrivateTrainer:
         if public.test_is_public:
             metrics = dict(test_scores(model, records))
             metrics |= {"source": "test set declared public"} if metrics else {}
-        private: dict[str, Any] = {**records.private_notes, **diagnostics}
+        private: dict[str, Any] = {**records.private_notes, **diagnostics, **silent_warning(diagnostics)}
         result = RunResult(
             guarantee=guarantee,
             trajectory=plan.trajectory,

@@ -23,7 +23,7 @@ from ..errors import ConfigError, DataError, SchemaError, invalid
 from .cells import cell_number, check_number_type, kept, kind_of, labels_of, objects_of, plain_label
 from .columns import cell_text, check_bounds, check_classes, scaled_target, text_of
 from .private_data import CoinSource, PrivateData, PublicInfo, Records
-from .stored import Stored, StoredArray, StoredItems, mapping_of, pieces
+from .stored import Stored, StoredArray, StoredItems, length_of, mapping_of, pieces
 from .transform import array_preprocessing, as_numbers, transform_array
 
 LARGE_DATASET = 1 << 30  # bytes in float64 from which on a dataset is not read as a whole
@@ -383,7 +383,7 @@ def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = N
 
     NaN and ``None`` where an item raises, is no pair (x, y) or has another shape: an error would tell that it is there.
     """
-    positions = range(len(dataset)) if index is None else list(index)
+    positions = range(length_of(dataset)) if index is None else list(index)
     X = np.full((len(positions), *shape), np.nan)
     y: list[Any] = [None] * len(positions)
     for position, item in enumerate(positions):
@@ -394,7 +394,7 @@ def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = N
                 X[position], y[position] = values, plain_label(label)
         except MemoryError:  # of the machine, not of a record
             raise
-        except Exception:
+        except (Exception, SystemExit):  # sys.exit() in a record must not end the run either
             X[position] = np.nan
     return X, y
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import DataError
+
 PIECE_BYTES = 1 << 24  # of stored rows held at once on the way through all of them
 PIECE_ROWS = 128  # rows gathered from a file before its pages are handed back: each may bring dozens of pages along
 
@@ -110,7 +112,7 @@ class StoredItems(Stored):
         self.workers, self._read = workers, read
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return length_of(self.dataset)
 
     def take(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         rows, targets = self._read(self.dataset, index)
@@ -124,6 +126,23 @@ class StoredItems(Stored):
             yield f"{start} {left_out}".encode()
             yield np.ascontiguousarray(rows).tobytes()
             yield targets.tobytes()
+
+
+def length_of(dataset: Any) -> int:
+    """``len(dataset)``.  **Private.**
+
+    Raises:
+        DataError: ``__len__`` raises, or gives no whole number from 0 to 2^63 - 1.
+    """
+    try:
+        return len(dataset)
+    except MemoryError:  # of the machine
+        raise
+    except Exception as error:
+        raise DataError(
+            f"dataset ({type(dataset).__name__}): len(dataset) raises {type(error).__name__}; __len__ must return the "
+            "number of records, a whole number from 0 to 2^63 - 1. Wrap the dataset in a class that knows its length."
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------ file-backed arrays

@@ -20,7 +20,7 @@ from dpml import errors
 
 SHRINK_BITS = 10  # the clip bound is smaller by 2^-10 of itself: half for the grid, half for rounding in the sum
 MAX_STEPS = float(1 << 52)  # whole numbers of at most this size have exact float64 sums
-MAX_RECORDS = 1 << 20  # what the half for the rounding in a float64 sum covers
+MAX_RECORDS = 1 << 20  # what the half for the rounding in a float64 sum covers; dp_sgd's plans keep below it
 BLOCK = 1 << 14  # coordinates at a time, so that they stay in the processor's cache
 SMALLEST, LARGEST = 2.0**-400, 2.0**400  # of the sensitivity: squares neither overflow nor vanish
 

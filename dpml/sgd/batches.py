@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from dpml import errors
-from dpml.data.stored import Stored, gather, mapping_of, pieces
+from dpml.data.stored import Stored, gather, length_of, mapping_of, pieces
 from dpml.errors import ConfigError, DataError
 from dpml.sgd.tensors import as_inputs, as_targets, float_dtype
 
@@ -218,7 +218,7 @@ class _Pairs(Stored):
         self.target_shape, self.target_dtype = y.shape, y.dtype
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return length_of(self._dataset)
 
     def take(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         found = [pair for pair in map(self._pair, index.tolist()) if pair is not None]

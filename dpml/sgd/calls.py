@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dpml.sgd.attention import attention
+from dpml.sgd.one_function import function_call
+from dpml.sgd.recurrent import WRITTEN_OUT
 from dpml.sgd.taps import Window
 from dpml.sgd.uses import Unsupported
 
@@ -53,16 +55,27 @@ class StandIn(torch.Tensor):
         kwargs = kwargs or {}
         if func is torch.Tensor.detach:
             return args[0].raw.clone()  # a constant; writing into it must not reach the model
-        if getattr(func, "__name__", "") in ("__get__", *_HARMLESS):
-            if getattr(func, "__name__", "") == "__get__" and not _is_metadata(func):
+        if _called(func) in ("__get__", *_HARMLESS):
+            if _called(func) == "__get__" and not _is_metadata(func):
                 raise Unsupported("an attribute of a parameter, such as .T or .grad")
             return func(*tree_map(raw_of, args), **tree_map(raw_of, kwargs))
-        if func is F.multi_head_attention_forward:
-            return attention(*args, **kwargs)
-        read = _READERS.get(func) or _READERS_BY_NAME.get(getattr(func, "__name__", ""))
+        if func is torch._cudnn_rnn_flatten_weight:
+            return None  # an RNN on CUDA lays its weights out anew: the user's stay where they are
+        written_out = attention if func is F.multi_head_attention_forward else WRITTEN_OUT.get(func)
+        if written_out is not None:
+            try:
+                return written_out(*args, **kwargs)
+            except Unsupported:
+                return _by_itself(func, args, kwargs)
+        read = _READERS.get(func) or _READERS_BY_NAME.get(_called(func))
         if read is None:
-            raise Unsupported(f"{getattr(func, '__name__', func)!s} of a parameter")
-        call: Call = read(func, args, kwargs)
+            return _by_itself(func, args, kwargs)
+        try:
+            call: Call = read(func, args, kwargs)
+        except Unsupported:
+            if read not in (_read_matmul, _read_elementwise):
+                raise
+            return _by_itself(func, args, kwargs)
         if isinstance(call.x, StandIn):
             raise Unsupported(f"{call.kind} of two parameters")
         for part in (call.weight, call.bias):
@@ -72,7 +85,7 @@ class StandIn(torch.Tensor):
 
 
 _HARMLESS = ("size", "dim", "numel", "is_floating_point", "is_complex", "stride", "ndimension", "__len__",
-             "get_device", "is_contiguous", "element_size")  # fmt: skip
+             "get_device", "is_contiguous", "element_size", "data_ptr")  # fmt: skip
 _METADATA = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_sparse", "is_quantized",
              "is_nested", "is_meta", "is_mps", "itemsize", "nbytes", "is_cpu", "is_leaf", "is_mkldnn")  # fmt: skip
 
@@ -81,12 +94,23 @@ def _is_metadata(func: Any) -> bool:
     return getattr(getattr(func, "__self__", None), "__name__", "") in _METADATA
 
 
+def _called(func: Any) -> str:
+    return str(getattr(func, "__name__", ""))
+
+
 def raw_of(value: Any) -> Any:
     return value.raw if isinstance(value, StandIn) else value
 
 
 def _name(value: Any) -> str | None:
     return value.name_ if isinstance(value, StandIn) else None
+
+
+def _by_itself(func: Any, args: Any, kwargs: Any) -> Any:
+    """A function that no reader knows, run for every record by itself."""
+    call = function_call(func, args, kwargs, _name)
+    tape = next(leaf.tape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StandIn))
+    return tape.use(call)
 
 
 def _read_linear(func: Any, args: Any, kwargs: Any) -> Call:

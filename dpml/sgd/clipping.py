@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -138,6 +138,7 @@ class Clipper:
     Attributes:
         reason: why ``one_backward`` does not fit, or ``""``.
         fault: the error that a record of zeros raises, or None.
+        size: p, the number of trained numbers.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str = "auto") -> None:
@@ -156,33 +157,57 @@ class Clipper:
         self._recipe = finding.recipe
         self._layers = len({layer_of(name) for name in self.parameters})
         self._batches = Batches(model, loss_fn)
+        self.size = sum(p.numel() for p in self.parameters.values())
         self.device = next(iter(self.parameters.values())).device
 
     def __call__(
         self, batch: Any, max_grad_norm: float, micro_batch_size: int | None = None, clipping: str = "flat"
     ) -> tuple[Tensors, torch.Tensor]:
         """See :func:`clipped_gradient`."""
+        flat, norms = self.flat(batch, max_grad_norm, micro_batch_size, clipping)
+        return self.by_name(flat), norms
+
+    def flat(
+        self,
+        batch: Any,
+        max_grad_norm: float,
+        micro_batch_size: int | None = None,
+        clipping: str = "flat",
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same with the sums of all trained parameters in one vector ``(p,)`` float64, in their order: ``out``."""
         size = batch_size(batch)
-        sums: Tensors = {}
-        if size == 0:
-            return self._filled(sums), torch.zeros(0, dtype=torch.float64, device=self.device)
-        step, norms = micro_batch_size or self.micro_batch, []
+        flat = torch.empty(self.size, dtype=SUM_DTYPE, device=self.device) if out is None else out
+        sums = self.by_name(flat)
+        norms: list[torch.Tensor] = []
+        reached: set[str] = set()
+        step = micro_batch_size or self.micro_batch
         for start in range(0, size, step):
             part = batch if step >= size else tree_map(lambda t, s=start: t[s : s + step], batch)
             for part_sums, part_norms in self._clipped(part, min(step, size - start), max_grad_norm, clipping):
                 for name, value in part_sums.items():
-                    if name in sums:
+                    if name in reached:
                         sums[name] += value
                     else:
-                        sums[name] = value
+                        sums[name].copy_(value)
+                reached.update(part_sums)
                 norms.append(part_norms)
-        return self._filled(sums), norms[0] if len(norms) == 1 else torch.cat(norms)
+        for name in sums.keys() - reached:  # those that no record reaches
+            sums[name].zero_()
+        if not norms:
+            return flat, torch.zeros(0, dtype=torch.float64, device=self.device)
+        return flat, norms[0] if len(norms) == 1 else torch.cat(norms)
+
+    def by_name(self, flat: torch.Tensor) -> Tensors:
+        """Views of ``(p,)`` in the parameters' names and shapes."""
+        pieces = flat.split([p.numel() for p in self.parameters.values()])
+        return {name: piece.view(p.shape) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)}
 
     def _clipped(
         self, part: Any, size: int, max_grad_norm: float, clipping: str
     ) -> Iterator[tuple[Tensors, torch.Tensor]]:
         """Sums and norms of the records of ``part``, in one piece or several, in their order."""
-        found: Mapping[str, PerExample] | None = None
+        found: dict[str, PerExample] | None = None
         halve = False
         if self._recipe is not None:
             try:
@@ -194,7 +219,7 @@ class Clipper:
                 raise
             except Unsupported:  # nothing of a record: all of the batch is run alone
                 pass
-            except Exception as error:  # of a record, which must not stop the run: halves find it
+            except (Exception, SystemExit) as error:  # of a record, which must not stop the run: halves find it
                 refuse_device_error(error)
                 halve = size > 1
         if found is not None:
@@ -209,23 +234,16 @@ class Clipper:
             for start in range(0, size, most):
                 piece = tree_map(lambda t, s=start: t[s : s + most], part)
                 alone = per_example_gradients(self._model, self._loss_fn, piece)
-                built = {name: Built(value.to(SUM_DTYPE)) for name, value in alone.items()}
+                built: dict[str, PerExample] = {name: Built(value.to(SUM_DTYPE)) for name, value in alone.items()}
                 yield self._summed(built, min(most, size - start), max_grad_norm, clipping)
 
     def _summed(
-        self, gradients: Mapping[str, PerExample], size: int, max_grad_norm: float, clipping: str
+        self, gradients: dict[str, PerExample], size: int, max_grad_norm: float, clipping: str
     ) -> tuple[Tensors, torch.Tensor]:
         if not gradients:  # no trained parameter is reached
             return {}, torch.zeros(size, dtype=torch.float64, device=self.device)
         with torch.autocast(self.device.type, enabled=False):
             return clip_and_sum(gradients, max_grad_norm, clipping, self._layers)
-
-    def _filled(self, sums: Tensors) -> Tensors:
-        """All trained parameters in their order; zeros for those that no record reaches."""
-        return {
-            name: sums[name] if name in sums else torch.zeros_like(p, dtype=SUM_DTYPE, requires_grad=False)
-            for name, p in self.parameters.items()
-        }
 
     @property
     def micro_batch(self) -> int:
@@ -278,6 +296,9 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
         return _Finding(None, "no recipe asked for", fault)
     if recipe is None and engine == "auto":
         _log.info("every record is run alone, which is slower: the model has %s", reason)
+    if recipe is not None and recipe.by_themselves:
+        listed = "; ".join(f"{kind} ({', '.join(names)})" for kind, names in recipe.by_themselves.items())
+        _log.info("run for every record by itself, which is slower, the rest in one backward pass: %s", listed)
     return _Finding(recipe, reason, fault)
 
 
@@ -290,15 +311,18 @@ def _attributes(module: nn.Module) -> tuple[Any, ...]:
 
 
 def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
-    """min(1, C/norm) in float64 (less 1e-13 of it where it is below 1), and 0 where the norm is not finite."""
-    factors = torch.where(norms > max_grad_norm, max_grad_norm * _SAFE / norms, torch.ones_like(norms))
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    """min(1, C/norm) in float64 (C less 1e-13 of it), and 0 where the norm is not finite or beyond 10³⁰ C."""
+    return _usable((max_grad_norm * _SAFE / norms).clamp_max_(1.0))
 
 
 def automatic_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
-    """C/(norm + 0.01) in float64: every contribution has norm below C."""
-    factors = max_grad_norm * _SAFE / (norms + AUTOMATIC_OFFSET)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    """C/(norm + 0.01) in float64: every contribution has norm below C; 0 as in :func:`clip_factors`."""
+    return _usable(max_grad_norm * _SAFE / (norms + AUTOMATIC_OFFSET))
+
+
+def _usable(factors: torch.Tensor) -> torch.Tensor:
+    """Zero for what is too small or not a number."""
+    return torch.where(factors >= LEAST_FACTOR, factors, 0.0)
 
 
 def layer_of(parameter: str) -> str:
@@ -312,35 +336,47 @@ def layer_bound(max_grad_norm: float, layers: int) -> float:
 
 
 def clip_and_sum(
-    gradients: Mapping[str, PerExample], max_grad_norm: float, clipping: str = "flat", n_layers: int | None = None
+    gradients: dict[str, PerExample], max_grad_norm: float, clipping: str = "flat", n_layers: int | None = None
 ) -> tuple[Tensors, torch.Tensor]:
     """Clip the gradients over all parameters together (or layer by layer) and sum over the records.
 
+    ``gradients`` is empty afterwards: what is summed is let go, so that memory is free for the next.
     ``n_layers``: layers with trained parameters, those that no record reaches included; default those of ``gradients``.
 
     Norms and factors are float64 (half precision would overflow, and everything be zeroed, or underflow, and nothing
     be clipped).
     """
     squares = {name: gradient.squared_norms() for name, gradient in gradients.items()}
-    norms = torch.stack(list(squares.values())).sum(0).sqrt()
+    norms = _total(list(squares.values())).sqrt_()
     layers: dict[str, list[str]] = {}
     for name in gradients:
         layers.setdefault(layer_of(name) if clipping == "per_layer" else "", []).append(name)
-    finite = torch.isfinite(norms)
-    if not bool(finite.all()):
-        gradients = {name: without(gradient, finite) for name, gradient in gradients.items()}
+    finite = None if bool(torch.isfinite(norms.sum())) else torch.isfinite(norms)
+    if finite is not None:
+        for name in gradients:
+            gradients[name] = without(gradients[name], finite)
     sums: Tensors = {}
     for names in layers.values():
         if clipping == "per_layer":
             bound = layer_bound(max_grad_norm, n_layers or len(layers))
-            factors = clip_factors(torch.stack([squares[name] for name in names]).sum(0).sqrt(), bound)
+            factors = clip_factors(_total([squares[name] for name in names]).sqrt_(), bound)
         elif clipping == "automatic":
             factors = automatic_factors(norms, max_grad_norm)
         else:
             factors = clip_factors(norms, max_grad_norm)
-        factors = torch.where(finite & (factors >= LEAST_FACTOR), factors, torch.zeros_like(factors))
-        sums.update({name: gradients[name].weighted_sum(factors) for name in names})
+        if finite is not None:
+            factors = torch.where(finite, factors, 0.0)
+        for name in names:
+            sums[name] = gradients.pop(name).weighted_sum(factors)
     return sums, norms
+
+
+def _total(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their sum, in a new tensor."""
+    total = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
 
 
 def without(gradient: PerExample, keep: torch.Tensor) -> PerExample:

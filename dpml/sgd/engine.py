@@ -15,7 +15,8 @@ bound is a thousandth smaller than C; a float32 model's is a thousandth smaller 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,12 +25,13 @@ import torch
 from torch import nn
 
 from dpml.accounting import Event
-from dpml.errors import DataError, ModelError
+from dpml.errors import DataError
 from dpml.mechanisms import NoiseSource, Prefetch
 from dpml.mechanisms.lattice import MAX_STEPS, Grid
 from dpml.sgd.adaptive import next_clip, noisy_count
 from dpml.sgd.batches import Batch, Rows, as_rows
 from dpml.sgd.clipping import Clipper
+from dpml.sgd.learnable import refuse_fault, refuse_silent
 from dpml.sgd.models import Loss, ModelLoss, check_model, copied, per_example_loss
 from dpml.sgd.optimizers import Optimizer, state_dtype
 from dpml.sgd.per_example import Tensors, trainable
@@ -45,6 +47,8 @@ FLOAT32_MARGIN = 1.0 - 2.0**-10
 """What a model that is not float64 is clipped below C for: runs of records are summed in its own type, and the rounding
 of such a sum depends on who else is in it.  A measured margin, not a proof: records that were not made for it exceeded
 C by up to 4e-5 of it; records and an order made for the matrix product's blocks by up to 1 %."""
+
+PIECE = 2**17  # noise for so many parameters is held at a time
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +115,8 @@ def fit_dp_sgd(
     optimizer = Optimizer(plan, parameters)
     optimizer.load(state["optimizer"])
     clipper = Clipper(working, ModelLoss(loss or per_example_loss), rows.zeros(), gradients)
-    _refuse_fault(clipper, rows)
+    refuse_fault(clipper.fault, rows.zeros())
+    refuse_silent(model, ModelLoss(loss or per_example_loss), rows.zeros())
     stepper = Stepper(plan, clipper, Prefetch(noise), target, secure_noise, team)
     stepper.clip = state["clip"]
 
@@ -177,7 +182,8 @@ class Stepper:
         self.plan, self.clipper, self.noise, self.team = plan, clipper, noise, team or Alone()
         self.clip = plan.max_grad_norm
         self.notes = _Diagnostics()
-        self._size = sum(p.numel() for p in clipper.parameters.values())
+        self._size = clipper.size
+        self._total = torch.empty(clipper.size, dtype=torch.float64, device=device)  # the same in every step
         self._double = all(p.dtype == torch.float64 for p in clipper.parameters.values())
         self._generator: torch.Generator | None = None
         if device.type == "cuda" and not secure_noise:
@@ -185,27 +191,30 @@ class Stepper:
             self._generator.seed()  # from the operating system, not from the caller's global seed
 
     def gradient(self, batch: Batch) -> Tensors:
-        """ĝ of one step.  One noise vector for all parameters is drawn whatever the batch, also when it is empty."""
+        """ĝ of one step.  Noise for all parameters is drawn whatever the batch, also when it is empty."""
         plan, grid = self.plan, Grid(self.clip, self._size, sums=self.team.size)
         kind = "flat" if plan.clipping == "adaptive" else plan.clipping
-        sums, norms = self.clipper(batch, clip_bound(self.clip, grid, self._double), plan.micro_batch_size, kind)
+        bound = clip_bound(self.clip, grid, self._double)
+        total, norms = self.clipper.flat(batch, bound, plan.micro_batch_size, kind, self._total)
         self.notes.record(norms, self.clip)
         std = noise_std(plan, self.clip) * self.team.noise_share
-        noisy = self.team.total(released_sum(grid, list(sums.values()), self._drawn(std))).div_(normaliser(plan))
+        pieces = in_pieces(total)
+        for piece in pieces:
+            released_sum(grid, piece, self._drawn(std, len(pieces[0]))[: len(piece)])
+        noisy = self.team.total(total).div_(normaliser(plan))
         if plan.clipping == "adaptive":
             count = noisy_count(plan, norms, self.clip, self.noise.normal, self.team.noise_share)
             self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
-        pieces = noisy.split([value.numel() for value in sums.values()])
         return {
-            name: piece.to(state_dtype(self.clipper.parameters[name])).reshape(value.shape)
-            for (name, value), piece in zip(sums.items(), pieces, strict=True)
+            name: value.to(state_dtype(self.clipper.parameters[name]), copy=True)
+            for name, value in self.clipper.by_name(noisy).items()
         }
 
-    def _drawn(self, std: float) -> torch.Tensor:
+    def _drawn(self, std: float, size: int) -> torch.Tensor:
         if self._generator is None:
-            return torch.from_numpy(draw_noise(self.noise, std, self._size)).to(self.clipper.device)
+            return torch.from_numpy(draw_noise(self.noise, std, size)).to(self.clipper.device)
         device = self.clipper.device
-        return torch.randn(self._size, dtype=torch.float64, device=device, generator=self._generator) * std
+        return torch.randn(size, dtype=torch.float64, device=device, generator=self._generator) * std
 
     @property
     def noise_std_per_entry(self) -> float:
@@ -216,9 +225,20 @@ class Stepper:
         self.noise.close()
 
 
+def in_pieces(total: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views of ``(p,)`` that get their noise one after the other, so that little of it is held; none on CUDA.
+
+    All but the last are of one size, the one that :class:`Prefetch` draws in advance.
+    """
+    if total.device.type != "cpu":
+        return (total,)
+    return total.split(math.ceil(len(total) / math.ceil(len(total) / PIECE)))
+
+
 def draw_noise(noise: NoiseSource, std: float, size: int) -> np.ndarray:
-    """One fresh noise vector (float64) for all parameters of one step."""
-    return np.ascontiguousarray(noise.normal(std, size), dtype=np.float64)
+    """One fresh noise vector (float64), which the caller may overwrite."""
+    drawn = noise.normal(std, size)
+    return np.array(drawn, dtype=np.float64, copy=None if noise.secret else True)  # a test's source may keep its own
 
 
 def noise_std(plan: DPSGDPlan, clip: float) -> float:
@@ -236,36 +256,25 @@ def clip_bound(clip: float, grid: Grid, double: bool) -> float:
     return clip * grid.shrink * (1.0 if double else FLOAT32_MARGIN)
 
 
-def released_sum(grid: Grid, sums: Sequence[torch.Tensor], noise: torch.Tensor) -> torch.Tensor:
+def released_sum(grid: Grid, total: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Multiples of the grid's spacing, float64 ``(p,)``: what :meth:`Grid.release` gives, by torch and on any device.
 
     Args:
-        sums: the clipped sums of all parameters, p numbers together.
-        noise: ``(p,)``, left as it is.
+        total: the clipped sum of all parameters ``(p,)``; it becomes the result.
+        noise: ``(p,)``, used up.
 
     Raises:
         DataError: a sum that is not a number (its sensitivity would not be bounded; clipped sums never are).
     """
     scale = 1.0 / grid.spacing  # exact: the spacing is a power of two
-    steps = torch.empty_like(noise)
-    pieces = steps.split([value.numel() for value in sums])
-    for piece, value in zip(pieces, sums, strict=True):
-        torch.mul(value.reshape(-1), scale, out=piece)
-    steps.round_().clamp_(-MAX_STEPS, MAX_STEPS)
-    if not bool(torch.isfinite(steps.sum())):
-        raise DataError("a clipped sum is not a number. This is a bug in dpml; please report it.")
-    steps.add_((noise * scale).round_())
-    return steps.mul_(grid.spacing).add_(0.0)  # -0.0 becomes 0.0: the sign of a zero would be a bit without noise
-
-
-def _refuse_fault(clipper: Clipper, rows: Rows) -> None:
-    """An error on a record of zeros would befall every record, each of which would then count as zero."""
-    if clipper.fault is not None:
-        X, y = rows.zeros()
-        raise ModelError(
-            f"the model or the loss fails on a record of zeros (row {tuple(X.shape[1:])} {X.dtype}, target "
-            f"{tuple(y.shape[1:])} {y.dtype}): {type(clipper.fault).__name__}: {clipper.fault}. Make them fit the data."
-        ) from clipper.fault
+    total.mul_(scale).round_()
+    least, greatest = torch.aminmax(total)  # NaN where there is one
+    if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):
+        if bool(total.isnan().any()):
+            raise DataError("a clipped sum is not a number. This is a bug in dpml; please report it.")
+        total.clamp_(-MAX_STEPS, MAX_STEPS)
+    total.add_(noise.mul_(scale).round_())
+    return total.mul_(grid.spacing).add_(0.0)  # -0.0 becomes 0.0: the sign of a zero would be a bit without noise
 
 
 def _released(model: nn.Module, weights: Tensors, device: torch.device) -> nn.Module:
@@ -293,11 +302,12 @@ class _Diagnostics:
 
     def record(self, norms: torch.Tensor, max_grad_norm: float) -> None:
         values = norms.detach().cpu().numpy()
-        finite = values[np.isfinite(values)]
+        finite = values if np.isfinite(values.sum()) else values[np.isfinite(values)]
         self.batch_size.append(len(values))
         self.non_finite.append(len(values) - len(finite))
-        self.clipped_share.append(float((finite > max_grad_norm).mean()) if len(finite) else 0.0)
-        self.mean_norm.append(float(finite.mean()) if len(finite) else 0.0)
+        count = max(len(finite), 1)
+        self.clipped_share.append(np.count_nonzero(finite > max_grad_norm) / count)
+        self.mean_norm.append(float(finite.sum()) / count)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpml.errors import ModelError
 from dpml.sgd.models import LossFunction
-from dpml.sgd.one_backward import Batches, Look, Recipe, Step, place_of
+from dpml.sgd.one_backward import Batches, Look, Recipe, chosen, repeated, step_of
 from dpml.sgd.per_example import FATAL
 from dpml.sgd.uses import PerExample, Unsupported
 
@@ -125,7 +125,8 @@ def _recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, d
     # a model in its own type keeps as many bytes as its width says
     width = next(p.element_size() for p in model.parameters() if p.requires_grad)
     own = width / next(p.element_size() for p in shaken.parameters() if p.requires_grad)
-    return Recipe(recipe.steps, recipe.counts, own * saved.bytes / 3.0)
+    each = sum(value.nbytes for value in repeated(recipe.steps, batches.trained))
+    return Recipe(recipe.steps, recipe.counts, own * (saved.bytes / 3.0 + 2.0 * each))
 
 
 @contextmanager
@@ -179,9 +180,13 @@ class _MadeUp(TorchFunctionMode):
             raise Unsupported(f"records that change places ({name})")
         if "dropout_p" in kwargs:
             kwargs["dropout_p"] = 0.0
+        at = _DROPOUT_AT.get(name, len(args))
+        if at < len(args) and isinstance(args[at], float):
+            args = (*args[:at], 0.0, *args[at + 1 :])
         return func(*args, **kwargs)
 
 
+_DROPOUT_AT = {**dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), 5), "multi_head_attention_forward": 10}
 _SORTS = ("sort", "argsort", "topk", "msort", "kthvalue", "unique", "unique_consecutive")
 _SHIFTS = ("flip", "roll", "flipud", "rot90")
 _PICKS = ("index_select", "gather", "take_along_dim", "scatter", "scatter_", "scatter_add", "scatter_add_",
@@ -259,14 +264,12 @@ def _looked_up(batches: Batches, three: Any) -> Recipe:
     with torch.no_grad():
         batches.losses(tree_map(lambda t: t[:2], three), first)
         batches.losses(three, second)
-    if [s[:2] for s in first.seen] != [s[:2] for s in second.seen]:
+    if len(first.seen) != len(second.seen):
         raise Unsupported("a forward pass that depends on the number of records")
-    steps, counts = [], dict.fromkeys(batches.trained, 0)
-    for (kind, names, one), (_, _, two) in zip(first.seen, second.seen, strict=True):
-        if len(one) != len(two):
-            raise Unsupported("a forward pass that depends on the number of records")
-        steps.append(Step(kind, names, place_of(one, two, kind)))
-        for name in {name for name in names if name is not None}:
+    steps = chosen(batches, three, [step_of(one, two) for one, two in zip(first.seen, second.seen, strict=True)])
+    counts = dict.fromkeys(batches.trained, 0)
+    for step in steps:
+        for name in {name for name in step.names if name is not None}:
             counts[name] += 1
     return Recipe(tuple(steps), counts)
 

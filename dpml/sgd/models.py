@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from dpml import errors
 from dpml.errors import ModelError
@@ -138,7 +139,18 @@ def check_model(model: nn.Module) -> None:
             raise ModelError(f"{where} is wrapped by Opacus already. Pass the plain module; dpml adds no hooks to it.")
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise ModelError(f"{where} averages over devices. Pass the module inside it.")
+        if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):
+            raise ModelError(
+                f"{where} has the old torch.nn.utils.weight_norm, which keeps a computed weight that torch cannot "
+                "copy, and dpml trains a copy. Use torch.nn.utils.parametrizations.weight_norm."
+            )
     parameters = list(model.named_parameters())
+    for name, tensor in [*parameters, *model.named_buffers()]:
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name!r} is on the device 'meta': it has a shape and no values. Build the model on a real device, or "
+                "call model.to_empty(device='cpu') and initialise every parameter and buffer."
+            )
     for name, parameter in parameters:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ModelError(
@@ -159,7 +171,7 @@ def copied(model: nn.Module) -> nn.Module:
     except Exception as error:
         raise ModelError(
             f"the model ({type(model).__name__}) cannot be copied: {error}. dpml trains a copy: pass a fresh "
-            "module, with torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm."
+            "module that holds no computed tensors."
         ) from error
 
 

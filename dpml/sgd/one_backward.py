@@ -1,8 +1,9 @@
 """Per-example gradients of a whole batch from one ordinary backward pass that computes no weight gradient.
 
 The parameters are swapped for stand-ins (``functional_call``) that see *every* use of a parameter, in a layer, in
-``F.linear`` or in plain arithmetic.  A use that is known goes through a tap (:mod:`dpml.sgd.taps`); any other ends the
-attempt, and the caller falls back to running every record alone.  The user's module gets no hooks and no changes.
+``F.linear`` or in plain arithmetic.  A use that is known goes through a tap (:mod:`dpml.sgd.taps`); any other function
+of activations and parameters is run for every record by itself (:mod:`dpml.sgd.one_function`).  What is neither ends
+the attempt, and the caller falls back to running every record alone.  The user's module gets no hooks and no changes.
 
 It takes "the loss' derivative in record i's activations" for "record i's own", which holds if and only if the model and
 the loss treat records separately, and it must know along which axis the records lie.  Both are looked at on made-up
@@ -11,8 +12,8 @@ records first (:mod:`dpml.sgd.made_up`); no record of the data takes part in tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_flatten
 
 from dpml.sgd.calls import Call, StandIn, raw_of
 from dpml.sgd.models import LossFunction
+from dpml.sgd.one_function import FunctionCall, Layout, fits_vmap, layout_of, refuse_large, tapped, watched
 from dpml.sgd.taps import (
     ConvTap,
     EmbeddingTap,
@@ -40,11 +42,15 @@ Tensors = dict[str, torch.Tensor]
 # -- where the records lie --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Step:
-    """One use as it was met on made-up records; ``place`` is None where the input does not depend on the batch."""
+    """One use as it was met on made-up records; ``place`` is None where the input does not depend on the batch.
+
+    ``layout`` is that of a function which is run for every record by itself.
+    """
 
     kind: str
-    names: tuple[str | None, str | None]
+    names: tuple[str | None, ...]
     place: Place | None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -55,16 +61,97 @@ class Recipe:
     counts: Mapping[str, int]
     bytes_per_record: float = 0.0
 
+    @property
+    def by_themselves(self) -> dict[str, tuple[str, ...]]:
+        """The functions that are run for every record by itself, and the parameters concerned."""
+        found: dict[str, dict[str, None]] = {}
+        for step in self.steps:
+            if step.layout is not None:
+                found.setdefault(step.kind, {}).update(dict.fromkeys(str(name) for name in step.names))
+        return {kind: tuple(names) for kind, names in found.items()}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A use as one look saw it: the input's shape, or all shapes of a function's arguments and results."""
+
+    kind: str
+    names: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    arguments: tuple[Any, ...] = ()
+    results: tuple[Any, ...] = ()
+    is_function: bool = False
+
 
 class Look:
     """Records kinds, names and shapes."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, tuple[str | None, str | None], tuple[int, ...]]] = []
+        self.seen: list[Seen] = []
 
-    def use(self, call: Call) -> Any:
-        self.seen.append((call.kind, call.names, tuple(call.x.shape) if call.x is not None else ()))
+    def use(self, call: Call | FunctionCall) -> Any:
+        if isinstance(call, FunctionCall):
+            result, arguments, results = watched(call)
+            self.seen.append(Seen(call.kind, call.names, (), arguments, results, True))
+            return result
+        self.seen.append(Seen(call.kind, call.names, tuple(call.x.shape) if call.x is not None else ()))
         return call.plain()
+
+
+class Choice:
+    """Looks once more at the functions that are run for every record by itself: by ``vmap`` or in a loop?"""
+
+    def __init__(self, steps: Sequence[Step], records: int) -> None:
+        self.steps, self.records = list(steps), records
+        self._next = 0
+
+    def use(self, call: Call | FunctionCall) -> Any:
+        if self._next >= len(self.steps):
+            raise Unsupported("a forward pass that is another each time")
+        step = self.steps[self._next]
+        if isinstance(call, FunctionCall) and step.layout is not None:
+            layout = replace(step.layout, vmapped=fits_vmap(call, step.layout, self.records))
+            self.steps[self._next] = replace(step, layout=layout)
+        self._next += 1
+        return call.plain()
+
+
+def repeated(steps: Sequence[Step], trained: Tensors) -> list[torch.Tensor]:
+    """The parameters that are repeated for every record, once for each use by such a function."""
+    return [trained[name] for step in steps if step.layout is not None for name in step.names if name is not None]
+
+
+def chosen(batches: Batches, three: Any, steps: Sequence[Step]) -> list[Step]:
+    """``steps`` with the way in which functions are run for every record by itself.
+
+    Raises:
+        Unsupported: their parameters are too large for that.
+    """
+    sizes = [value.numel() for value in repeated(steps, batches.trained)]
+    if not sizes:
+        return list(steps)
+    refuse_large(sizes, next(iter(batches.trained.values())).device.type)
+    choice = Choice(steps, 3)
+    with torch.no_grad():
+        batches.losses(three, choice)
+    return choice.steps
+
+
+def step_of(first: Seen, second: Seen) -> Step:
+    """One use from what looks at 2 and at 3 records saw of it.
+
+    Raises:
+        Unsupported: it is another use, or the records are not along one axis.
+    """
+    if (first.kind, first.names, first.is_function) != (second.kind, second.names, second.is_function) or (
+        [len(first.shape), len(first.arguments), len(first.results)]
+        != [len(second.shape), len(second.arguments), len(second.results)]
+    ):
+        raise Unsupported("a forward pass that depends on the number of records")
+    if first.is_function:
+        shapes = [(seen.arguments, seen.results) for seen in (first, second)]
+        return Step(first.kind, first.names, None, layout_of(first.kind, *shapes))
+    return Step(first.kind, first.names, place_of(first.shape, second.shape, first.kind))
 
 
 def place_of(first: tuple[int, ...], second: tuple[int, ...], kind: str) -> Place | None:
@@ -97,13 +184,17 @@ class _Run:
     def hand(self, name: str, gradient: PerExample) -> None:
         self.found.setdefault(name, []).append(gradient)
 
-    def use(self, call: Call) -> Any:
+    def use(self, call: Call | FunctionCall) -> Any:
         if self._next >= len(self.recipe.steps):
             raise Unsupported("more uses of parameters than on made-up records")
         step = self.recipe.steps[self._next]
         self._next += 1
-        if (call.kind, call.names) != (step.kind, step.names):
+        by_itself = isinstance(call, FunctionCall)
+        if (call.kind, call.names, by_itself) != (step.kind, step.names, step.layout is not None):
             raise Unsupported("other uses of parameters than on made-up records")
+        if isinstance(call, FunctionCall):
+            assert step.layout is not None
+            return tapped(call, step.layout, self.records, self.token, self.hand)
         assert call.x is not None
         if step.place is not None and call.x.shape[step.place.axis] != step.place.repeat * self.records:
             raise Unsupported("another number of records than the batch has")

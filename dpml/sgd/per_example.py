@@ -143,7 +143,7 @@ def _stacked(gradient: _Gradient, values: Tensors, batch: Any) -> Tensors:
         raise
     except (RuntimeError, NotImplementedError) as error:
         refuse_device_error(error)
-    except Exception:
+    except (Exception, SystemExit):
         if size > 1:
             half = size // 2
             parts = [tree_map(lambda t, p=part: t[p], batch) for part in (slice(half), slice(half, None))]
@@ -159,12 +159,12 @@ def _alone(gradient: _Gradient, values: Tensors, record: Any) -> Tensors:
         return gradient(values, record)
     except FATAL:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         refuse_device_error(error)
         return {name: torch.full_like(value, torch.nan) for name, value in values.items()}
 
 
-def refuse_device_error(error: Exception) -> None:
+def refuse_device_error(error: BaseException) -> None:
     """What is of the machine, not of a record: the device answers no more, or there is no memory."""
     if "CUDA error" in str(error) or "allocate memory" in str(error):
         raise error

@@ -12,6 +12,7 @@ from dpml.accounting import Event, Gaussian, PoissonSampled, SampledWithoutRepla
 from dpml.errors import ConfigError, DataError
 from dpml.ranges import HIGHEST_RATE, LIMITS, MOST, check_sgd_options
 from dpml.sgd.adaptive import raised_noise_multiplier
+from dpml.sgd.batch_limits import batch_size_of
 
 LINEAR_BATCH_SHARE = 0.25
 NETWORK_BATCH_SHARE = 0.125
@@ -206,7 +207,8 @@ def plan_dp_sgd(
         norm_bound: public bound on a row's L2 norm; gives the smoothness of a linear model's loss.
         solution_norm: R, public guess of the norm of a good solution of a linear model.
         expected_batch_size: default a quarter of ``n_declared`` for a linear model (under 2 % more noise than the full
-            batch at equal ε, and a quarter of the time), an eighth for any other.
+            batch at equal ε, and a quarter of the time), an eighth for any other; at most
+            :func:`dpml.sgd.batch_limits.largest_batch`.
         steps, epochs: one of them or neither; ``epochs`` are ``epochs / q`` steps, rounded up; at most 10⁷ steps.
         learning_rate: ``"auto"`` (below) or the peak rate, at most 1e6.
         micro_batch_size: a number, or ``None`` or ``"auto"`` for a bounded amount of memory.
@@ -280,7 +282,8 @@ def plan_dp_sgd(
     _one_budget(epsilon, noise_multiplier)
 
     linear = model_name in CURVATURE
-    batch = _batch_size(n, expected_batch_size, LINEAR_BATCH_SHARE if linear else NETWORK_BATCH_SHARE)
+    asked = None if expected_batch_size is None else _whole("expected_batch_size", expected_batch_size)
+    batch = batch_size_of(n, asked, LINEAR_BATCH_SHARE if linear else NETWORK_BATCH_SHARE, sampling)
     q = batch / n
     free = steps is None and epochs is None
     count = _steps(steps, epochs, q)
@@ -423,20 +426,6 @@ def _radius_and_cap(
 def _reach(neighboring_relation: str) -> float:
     """How far one neighbour moves a clipped sum, in units of C."""
     return 2.0 if neighboring_relation == "replace_one" else 1.0
-
-
-def _batch_size(n: int, asked: int | None, share: float) -> int:
-    if asked is None:
-        return max(1, math.ceil(share * n))
-    batch = _whole("expected_batch_size", asked)
-    if batch > n:
-        raise errors.invalid(
-            "expected_batch_size",
-            batch,
-            f"at most n_declared = {n}",
-            "Lower it, or declare the number of records you have.",
-        )
-    return batch
 
 
 def _steps(steps: int | None, epochs: float | None, sample_rate: float) -> int:

@@ -380,9 +380,15 @@ def patches(x: torch.Tensor, shape: torch.Size, window: Window) -> torch.Tensor:
 def _built_convolution(
     x: torch.Tensor, b: torch.Tensor, shape: torch.Size, window: Window, records: int
 ) -> torch.Tensor:
-    pieces = patches(x, shape, window)
-    n, groups, inputs, positions = pieces.shape
-    outputs = shape[0] // groups
-    rows = b.reshape(n * groups, outputs, positions)
-    each = torch.bmm(rows, pieces.reshape(n * groups, inputs, positions).transpose(1, 2))
-    return _added(each.reshape(records, -1, groups * outputs * inputs)).reshape(records, *shape)
+    """``(records, *shape)``; the patches are made for a block of records at a time."""
+    repeat = b.shape[0] // records
+    groups, outputs, positions = window.groups, shape[0] // window.groups, math.prod(b.shape[2:])
+    inputs = math.prod(shape[1:])
+    step = max(1, BLOCK_VALUES // max(1, repeat * groups * inputs * positions))
+    each = b.new_empty((records, groups * outputs * inputs))
+    for start in range(0, records, step):
+        part = slice(start * repeat, (start + step) * repeat)
+        pieces = patches(x[part], shape, window).reshape(-1, inputs, positions).transpose(1, 2)
+        block = torch.bmm(b[part].reshape(-1, outputs, positions), pieces)
+        each[start : start + step] = _added(block.reshape(-1, repeat, groups * outputs * inputs))
+    return each.reshape(records, *shape)

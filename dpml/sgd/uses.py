@@ -35,8 +35,8 @@ from typing import Protocol
 
 import torch
 
-KEPT_VALUES = 2**24  # values of built per-example gradients that one parameter may hold in a micro-batch
-BLOCK_VALUES = 2**22  # values of a temporary that is made block by block
+KEPT_VALUES = 2**21  # values of built per-example gradients that one parameter may hold in a micro-batch
+BLOCK_VALUES = 2**20  # values of a temporary that is made block by block
 BUILDING_COST = 8  # writing and reading a value of a built gradient ÷ one multiplication
 CANCELLATION = 2**-10  # float32's part of a Gram norm's rounding that is put up with
 UNCOVERED = 2**-12  # rounding of a contribution, as a part of its norm, that the engine's margin for float32 covers
@@ -45,6 +45,7 @@ VANISHING = 1e-12  # a float32 norm below may have lost squares that underflowed
 BLOCKED_BY_KERNEL = 32  # factors this wide on both sides: the matrix product sums in blocks of rows anyway
 MOST_ROWS = 4096  # of one such product
 HEAVY = 64  # terms so many times larger than the largest contribution are summed in float64, by themselves
+FEW_VALUES = 2**15  # are summed in float64 at once
 RUN = 32  # records, at least, that are summed in the model's type
 
 
@@ -60,7 +61,7 @@ class PerExample(Protocol):
         ...
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Σᵢ factorsᵢ gᵢ in the parameter's shape, float64."""
+        """Σᵢ factorsᵢ gᵢ in the parameter's shape: float64, or narrower where it is one matrix product."""
         ...
 
     def built(self, records: slice) -> torch.Tensor:
@@ -104,16 +105,15 @@ def row_norms(values: torch.Tensor) -> torch.Tensor:
 def in_runs(factors: torch.Tensor, values: torch.Tensor, run: int = RUN) -> torch.Tensor:
     """Σᵢ factorsᵢ valuesᵢ over records, float64 ``(P,)``: runs of records in the values' type, runs in float64."""
     records, size = values.shape
-    factors = factors.to(values.dtype)
-    if values.dtype == torch.float64:
-        return factors @ values
-    whole = records // run * run
+    if values.dtype == torch.float64 or values.numel() <= FEW_VALUES:
+        return factors.double() @ values.double()
+    factors, whole = factors.to(values.dtype), records // run * run
     parts = torch.bmm(factors[:whole].reshape(-1, 1, run), values[:whole].reshape(-1, run, size))
     return parts[:, 0].sum(0, dtype=torch.float64) + factors[whole:].double() @ values[whole:].double()
 
 
 def products_in_runs(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """Σᵢ Σ_t b aᵀ, float64 ``(O, I)``, from b ``(B, T, O)`` and a ``(B, T, I)``, in runs of whole records.
+    """Σᵢ Σ_t b aᵀ ``(O, I)`` from b ``(B, T, O)`` and a ``(B, T, I)``, in runs of whole records whose sums are float64.
 
     A record's positions may cancel, so that it has a small norm and large terms: they must meet in one sum.
     """
@@ -126,11 +126,12 @@ def products_in_runs(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     run = max(1, rows // positions)  # records
     if run >= records or min(outputs, inputs) >= BLOCKED_BY_KERNEL:
         most = max(1, MOST_ROWS // positions)
+        if records <= most:
+            return b.flatten(0, 1).T @ a.flatten(0, 1)
         total = b.new_zeros((outputs, inputs), dtype=torch.float64)
         for start in range(0, records, most):
             part = slice(start, start + most)
-            product = b[part].flatten(0, 1).T @ a[part].flatten(0, 1)
-            total = product.double() if start == 0 else total.add_(product)
+            total += b[part].flatten(0, 1).T @ a[part].flatten(0, 1)
         return total
     whole = records // run * run
     left, right = b[:whole].reshape(-1, run * positions, outputs), a[:whole].reshape(-1, run * positions, inputs)
@@ -268,7 +269,7 @@ def together(uses: Sequence[PerExample], records: int, values: int) -> PerExampl
         return uses[0]
     if all(isinstance(use, Outer) for use in uses):
         outers = [use for use in uses if isinstance(use, Outer)]
-        return Outer(torch.cat([o.a for o in outers], 1), torch.cat([o.b for o in outers], 1))
+        return outer(torch.cat([o.a for o in outers], 1), torch.cat([o.b for o in outers], 1))
     if all(isinstance(use, Built) for use in uses):
         total = uses[0].built(slice(None))
         for use in uses[1:]:

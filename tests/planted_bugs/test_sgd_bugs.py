@@ -118,8 +118,8 @@ def test_one_noise_draw_used_again(monkeypatch):
     whole, kept = engine.draw_noise, []
 
     def frozen(plan, noise, size):
-        kept.append(whole(plan, noise, size))
-        return kept[(len(kept) - 1) // 2 * 2]  # every draw serves two steps
+        kept.append(whole(plan, noise, size).copy())
+        return kept[(len(kept) - 1) // 2 * 2].copy()  # every draw serves two steps
 
     monkeypatch.setattr(engine, "draw_noise", frozen)
     caught(checks.noise_is_fresh_in_every_step_and_coordinate)
@@ -163,8 +163,8 @@ def test_sums_in_single_precision(monkeypatch, kind):
         return {k: kept[k].double() - before.get(k, torch.zeros_like(kept[k])).double() for k in sums}, norms
 
     monkeypatch.setattr(clipping, "clip_and_sum", running_sum)
-    call = clipping.Clipper.__call__
-    monkeypatch.setattr(clipping.Clipper, "__call__", lambda *arguments: (kept.clear(), call(*arguments))[1])
+    call = clipping.Clipper.flat
+    monkeypatch.setattr(clipping.Clipper, "flat", lambda *arguments: (kept.clear(), call(*arguments))[1])
     caught(checks.one_record_more_moves_a_large_sum_by_at_most_c, kind)
 
 

@@ -260,7 +260,7 @@ def test_half_precision_neither_skips_clipping_nor_zeroes(dtype, magnitude):
     gradients = {"w": Built(taps.wide(values))}  # what a layer hands over
     true_norm = float(values[0].double().norm())
     for bound in (true_norm / 2, true_norm * 2):
-        sums, norms = clipping_module.clip_and_sum(gradients, bound)
+        sums, norms = clipping_module.clip_and_sum(dict(gradients), bound)
         assert norms.numpy() == pytest.approx(true_norm, rel=1e-6)
         assert float(sums["w"].norm()) == pytest.approx(3 * min(true_norm, bound), rel=1e-5)
         assert sums["w"].dtype == torch.float64

@@ -11,8 +11,9 @@ from sgd_checks import RecordingNoise, run, small_plan
 from sgd_faults import PlainLinear, Tokens
 from torch import nn
 
-from dpml import sgd
+from dpml import PrivateData, PrivateTrainer, sgd
 from dpml.errors import ModelError
+from dpml.mechanisms import FixedNoise
 from dpml.sgd import ModelLoss, clipped_gradient, per_example
 from dpml.sgd import clipping as clipping_module
 from dpml.sgd.models import per_example_loss
@@ -186,6 +187,46 @@ def test_a_clipped_contribution_is_within_c_in_double_precision(dtype):
         values = (torch.randn(1, width, generator=generator) * 10).to(dtype)
         gradient = {"w": Built(values.double())}
         for bound in (1e-6, 0.1, 1.0):
-            sums, norms = clipping_module.clip_and_sum(gradient, bound)
+            sums, norms = clipping_module.clip_and_sum(dict(gradient), bound)
             assert float(norms) > bound
             assert float(torch.linalg.vector_norm(sums["w"])) <= bound
+
+
+class Quitting(nn.Linear):
+    """Ends the program for a row that starts with a large number."""
+
+    def forward(self, x):
+        if float(x.detach()[0, 0]) > 50:
+            raise SystemExit(3)
+        return super().forward(x)
+
+
+class QuittingItems:
+    """A map-style dataset whose fourth item ends the program."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        if i == 3:
+            raise SystemExit(3)
+        return np.full(2, float(i)), i % 2
+
+
+def test_a_record_that_ends_the_program_contributes_zero():
+    model, (X, y) = Quitting(3, 2).double(), rows_of(5)
+    expected, _ = clipped_gradient(model, ModelLoss(), (X, y), 1.0)
+    X, y = torch.cat([X, torch.full((1, 3), 99.0, dtype=X.dtype)]), torch.cat([y, y[:1]])
+    sums, norms = clipped_gradient(model, ModelLoss(), (X, y), 1.0)
+    assert torch.isnan(norms[5])
+    for name, value in expected.items():
+        torch.testing.assert_close(sums[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_an_item_that_ends_the_program_is_left_out():
+    data = PrivateData.from_dataset(QuittingItems(), n_declared=6, classes=[0, 1], feature_shape=(2,))
+    result = PrivateTrainer(
+        model=nn.Linear(2, 2), method="dp_sgd", noise_multiplier=1.0, delta=1e-3, steps=2, expected_batch_size=3, seed=0,
+        noise_source=FixedNoise(1),
+    ).fit(data)  # fmt: skip
+    assert result.plan.steps == 2
