@@ -226,7 +226,7 @@ def test_a_record_that_ends_the_program_contributes_zero():
 def test_an_item_that_ends_the_program_is_left_out():
     data = PrivateData.from_dataset(QuittingItems(), n_declared=6, classes=[0, 1], feature_shape=(2,))
     result = PrivateTrainer(
-        model=nn.Linear(2, 2), method="dp_sgd", noise_multiplier=1.0, delta=1e-3, steps=2, expected_batch_size=3, seed=0,
+        model=nn.Linear(2, 2), method="dp_sgd", noise_multiplier=1.0, delta=1e-3, steps=2, expected_batch_size=3,
         noise_source=FixedNoise(1),
     ).fit(data)  # fmt: skip
     assert result.plan.steps == 2
