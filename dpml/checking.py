@@ -109,8 +109,8 @@ def check_records(trainer: PrivateTrainer, data: PrivateData, records: int = 256
 
     from dpml import sgd
     from dpml.sgd.batches import as_rows
-    from dpml.sgd.made_up import own_random_numbers
     from dpml.sgd.models import copied
+    from dpml.sgd.randomness import own_random_numbers
 
     source = split_source(trainer.noise_source, secrets.randbits(128))
     loaded = data.load(source, lazy=True, every_record=data.keeps_every_record)

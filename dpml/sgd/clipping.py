@@ -27,7 +27,7 @@ from dpml import errors
 from dpml.errors import ModelError
 from dpml.ranges import MOST, as_integer, is_count, is_positive
 from dpml.sgd.linear_form import has_linear_form, linear_gradients
-from dpml.sgd.made_up import make_recipe, own_random_numbers
+from dpml.sgd.made_up import make_recipe
 from dpml.sgd.models import LossFunction, check_model
 from dpml.sgd.one_backward import Batches, Recipe, same_shapes
 from dpml.sgd.per_example import (
@@ -39,6 +39,7 @@ from dpml.sgd.per_example import (
     trainable,
     try_on_zeros,
 )
+from dpml.sgd.randomness import own_random_numbers
 from dpml.sgd.uses import Built, PerExample, Unsupported
 
 __all__ = ["CLIPPINGS", "ENGINES", "Clipper", "clipped_gradient", "trainable", "try_on_zeros"]
@@ -71,7 +72,8 @@ def clipped_gradient(
     The bound holds for the gradients as they were computed, up to the rounding of the sum: float64 for a ``.double()``
     model; for others see "Rounding" in :mod:`dpml.sgd.uses` (:func:`dpml.sgd.fit_dp_sgd` lowers its bound by a
     thousandth for it).  A kernel may round one record's gradient a little differently (a few 1e-7 of it) in a batch of
-    another size.
+    another size.  Dropout draws its masks from torch's global generator: the bound is then for given masks of every
+    record, and the seed must be one that nobody knows (:mod:`dpml.sgd.randomness`).
 
     No noise is added and nothing is charged: this is the building block, private only together with both
     (Abadi et al. 2016, Algorithm 1, lines "Compute gradient" and "Clip gradient").
@@ -130,6 +132,7 @@ class _Finding:
 
 _findings: WeakKeyDictionary[nn.Module, dict[Any, _Finding]] = WeakKeyDictionary()
 _MOST_FINDINGS = 32
+_TORCHS_OWN = vars(nn.Module()).keys() - {"training"}  # parameters, buffers, hooks, modules: looked at one by one
 
 
 class Clipper:
@@ -266,6 +269,7 @@ def _find(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
     known = _findings.setdefault(model, {})
     key: Any = (
         loss_fn,
+        _plain(loss_fn),
         engine == "per_example",
         same_shapes(batch),
         tuple((name, p.shape, p.dtype, str(p.device), p.requires_grad) for name, p in model.named_parameters()),
@@ -302,10 +306,17 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
     return _Finding(recipe, reason, fault)
 
 
+def _plain(thing: Any) -> tuple[Any, ...]:
+    """Plain attributes of a module or a loss that may change how it computes; what objects in them hold is not seen."""
+    plain = (bool, int, float, str, tuple, list, dict, set, type(None))
+    found = getattr(thing, "__dict__", {})
+    values = ((name, value) for name, value in found.items() if isinstance(value, plain) and name not in _TORCHS_OWN)
+    return tuple((name, repr(value)) for name, value in values)
+
+
 def _attributes(module: nn.Module) -> tuple[Any, ...]:
     """What may change how a module computes: mode, plain attributes and hooks."""
-    plain = (bool, int, float, str, tuple, type(None))
-    values = tuple((name, repr(value)) for name, value in vars(module).items() if isinstance(value, plain))
+    values = _plain(module)
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return type(module), values, tuple(tuple(map(id, h.values())) for h in hooks)
 

@@ -36,6 +36,7 @@ from dpml.sgd.models import Loss, ModelLoss, check_model, copied, per_example_lo
 from dpml.sgd.optimizers import Optimizer, state_dtype
 from dpml.sgd.per_example import Tensors, trainable
 from dpml.sgd.planning import DPSGDPlan, plan_dp_sgd
+from dpml.sgd.randomness import own_random_numbers
 from dpml.sgd.sampling import fixed_size_indices, poisson_indices
 from dpml.sgd.states import State, completed_state, snapshot
 from dpml.sgd.team import Alone, Team
@@ -122,19 +123,20 @@ def fit_dp_sgd(
 
     first = int(state["step"])
     try:
-        for begin in range(first, plan.steps, plan.checkpoint_every):
-            end = min(begin + plan.checkpoint_every, plan.steps)
-            team.once(partial(charge_block, plan, reserve, end - begin))
-            for step in range(begin, end):
-                team.ready()
-                batch = rows.take(draw_batch(plan, rows, noise, team))
-                noise_std = stepper.noise_std_per_entry
-                optimizer.step(step, stepper.gradient(batch), noise_std)
-                if on_step is not None:
-                    on_step(step + 1)
-            team.agree("the trained weights", {**parameters, "": torch.tensor(stepper.clip, dtype=torch.float64)})
-            if save_checkpoint is not None and team.rank == 0:
-                save_checkpoint(snapshot(end, parameters, optimizer.state(), stepper.clip))
+        with own_random_numbers(target, unknown=noise.secret):
+            for begin in range(first, plan.steps, plan.checkpoint_every):
+                end = min(begin + plan.checkpoint_every, plan.steps)
+                team.once(partial(charge_block, plan, reserve, end - begin))
+                for step in range(begin, end):
+                    team.ready()
+                    batch = rows.take(draw_batch(plan, rows, noise, team))
+                    noise_std = stepper.noise_std_per_entry
+                    optimizer.step(step, stepper.gradient(batch), noise_std)
+                    if on_step is not None:
+                        on_step(step + 1)
+                team.agree("the trained weights", {**parameters, "": torch.tensor(stepper.clip, dtype=torch.float64)})
+                if save_checkpoint is not None and team.rank == 0:
+                    save_checkpoint(snapshot(end, parameters, optimizer.state(), stepper.clip))
     finally:
         stepper.close()
         rows.close()

@@ -32,9 +32,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dpml.errors import ModelError
 from dpml.sgd.clipping import Clipper
-from dpml.sgd.made_up import LOWEST, SHAKE, _drawn, own_random_numbers
+from dpml.sgd.made_up import LOWEST, SHAKE, _drawn
 from dpml.sgd.models import Loss, LossFunction, ModelLoss, copied, per_example_loss
 from dpml.sgd.per_example import FATAL, _Bound, trainable
+from dpml.sgd.randomness import own_random_numbers
 from dpml.sgd.tensors import float_dtype, resolve_device
 
 DRAWS = ((True, SHAKE), (True, 1.0), (False, 0.0), (False, SHAKE))

@@ -20,8 +20,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from dpml.errors import ModelError
 from dpml.sgd.models import LossFunction
 from dpml.sgd.one_backward import Batches, Look, Recipe, chosen, repeated, step_of
 from dpml.sgd.per_example import FATAL
+from dpml.sgd.randomness import own_random_numbers
 from dpml.sgd.uses import PerExample, Unsupported
 
 Tensors = dict[str, torch.Tensor]
@@ -127,19 +127,6 @@ def _recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, d
     own = width / next(p.element_size() for p in shaken.parameters() if p.requires_grad)
     each = sum(value.nbytes for value in repeated(recipe.steps, batches.trained))
     return Recipe(recipe.steps, recipe.counts, own * (saved.bytes / 3.0 + 2.0 * each))
-
-
-@contextmanager
-def own_random_numbers(device: torch.device) -> Iterator[None]:
-    """The caller's generators (Python's, numpy's, torch's) are as before afterwards."""
-    python, array = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global one is what is kept)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            torch.manual_seed(0)
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(array)  # noqa: NPY002
 
 
 def _random_state(device: torch.device) -> tuple[Any, ...]:

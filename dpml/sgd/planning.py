@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +196,7 @@ def plan_dp_sgd(
     clip_learning_rate: float = 0.2,
     count_noise: float | None = None,
     sampling: str = "poisson",
+    run_of: Callable[[Event], Event] | None = None,
 ) -> DPSGDPlan:
     """Batch, steps, noise and learning rate of a run; reads no data.
 
@@ -203,6 +205,7 @@ def plan_dp_sgd(
         n_features, n_classes, n_parameters: of the model; ``model_name`` is ``"logreg"``, ``"softmax"``, ``"mlp"`` or
             ``"module"``.
         epsilon, delta: budget to calibrate σ for; or ``noise_multiplier`` (1e-3 to 1e6) with ``epsilon=None``.
+        run_of: the event of everything that the budget is for, from the event of the training; None: that one alone.
         max_grad_norm: C, 1e-6 to 1e6.
         norm_bound: public bound on a row's L2 norm; gives the smoothness of a linear model's loss.
         solution_norm: R, public guess of the norm of a good solution of a linear model.
@@ -306,7 +309,7 @@ def plan_dp_sgd(
 
     if noise_multiplier is None:
         sigma = accounting.calibrate(
-            event_of,
+            event_of if run_of is None else lambda sigma: run_of(event_of(sigma)),
             epsilon=float(epsilon or 0.0),
             delta=delta,
             accountant=accountant,

@@ -17,7 +17,7 @@ A Gram norm is not the norm of anything built: where positions cancel, ‖g‖ �
 T positions may be off by (T + 4) u S (u the unit roundoff; Higham 2002, "Accuracy and stability of numerical
 algorithms", equation 3.5).  So the Gram form is computed again in float64 where cancellation is strong, and what of
 (T + 4) u S is above 2⁻¹² of the norm is added to it.  Sums of squares are taken over pieces of 1024 entries, and again
-in float64 where they may have underflowed.
+in float64 where they may have over- or underflowed.
 
 **Rounding of a sum.**  Float32 sums over many records depend on who else is in them: if N records of norm C have added
 up to NC, the next is rounded to a multiple of 2⁻²⁴ NC.  So short runs of records are summed in the model's type, and
@@ -28,6 +28,7 @@ for its own reasons.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,9 +97,11 @@ def row_norms(values: torch.Tensor) -> torch.Tensor:
         parts = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, PIECE)), dim=2).double()
         rest = torch.linalg.vector_norm(flat[:, whole:], dim=1).double()
         norms = (parts.square().sum(1) + rest.square()).sqrt()
-    if len(norms) and not bool(norms.min() >= VANISHING):  # also where NaN hides the least
-        small = norms < VANISHING
-        norms[small] = torch.linalg.vector_norm(flat[small].double(), dim=1)
+    if len(norms):
+        least, greatest = torch.aminmax(norms)
+        if not bool((least >= VANISHING) & (greatest < math.inf)):  # also where NaN hides both
+            doubtful = (norms < VANISHING) | norms.isinf()
+            norms[doubtful] = torch.linalg.vector_norm(flat[doubtful].double(), dim=1)
     return norms
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from dpml import PrivateData, PrivateTrainer
 from dpml.errors import ConfigError, ModelError
 from dpml.sgd import clipped_gradient, clipping
 from dpml.sgd.clipping import Clipper
+from dpml.sgd.models import ModelLoss, per_example_loss
 
 
 def norm(sums):
@@ -292,3 +295,38 @@ def test_a_lack_of_memory_is_no_matter_of_a_record(monkeypatch):
     monkeypatch.setattr(clipping.Batches, "gradients", greedy)
     with pytest.raises(RuntimeError, match="allocate memory"):
         clipped_gradient(model, summed, batch, 1.0)
+
+
+@pytest.mark.parametrize("width", [3, 2000])
+def test_a_float32_gradient_whose_square_overflows_is_clipped_not_dropped(width):
+    """‖x‖ = 1e25: float32's squares end at 3.4e38."""
+    X = torch.zeros(2, width)
+    X[0, 0], X[1, 1] = 1e25, 1.0
+    y = torch.tensor([0, 1])
+    model = nn.Linear(width, 2, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    sums, norms = clipped_gradient(model, ModelLoss(), (X[:1], y[:1]), 1.0)
+    assert float(norms[0]) == pytest.approx(1e25 / math.sqrt(2), rel=1e-5)
+    assert float(sums["weight"].norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+class Scaled:
+    """A loss whose plain attribute decides whether records are mixed."""
+
+    mixing = False
+
+    def __init__(self):
+        self.mixing = False
+
+    def __call__(self, model, batch):
+        losses = per_example_loss(model(batch[0]), batch[1])
+        return losses * losses.detach().sum() if self.mixing else losses
+
+
+def test_a_loss_that_changes_between_calls_is_looked_at_again():
+    loss, model = Scaled(), nn.Linear(3, 2).double()
+    X, y = torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 2
+    assert Clipper(model, loss, (X, y)).reason == ""
+    loss.mixing = True
+    assert Clipper(model, loss, (X, y)).reason != ""

@@ -1,0 +1,72 @@
+"""Dropout in a run: masks that nobody knows, and the caller's generators as they were."""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from sgd_checks import small_plan
+from torch import nn
+
+from dpml.mechanisms import SecretNoise
+from dpml.sgd import engine, fit_dp_sgd
+
+
+class Witness(nn.Module):
+    """Remembers the masks of its dropout outside of itself."""
+
+    masks: list[torch.Tensor] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(3, 2), nn.Dropout(0.5)
+
+    def forward(self, x):
+        dropped = self.drop(torch.ones(len(x), 40, dtype=x.dtype))
+        if len(x) == 40:  # a batch of the data: made-up records are fewer
+            self.masks.append(dropped.detach().clone())
+        return self.linear(x) * dropped.mean(1, keepdim=True)
+
+
+def masks_of_a_run() -> torch.Tensor:
+    """The first mask of a batch that holds all 40 records, under the caller's seed 0."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    Witness.masks.clear()
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), np.arange(40) % 2
+    plan = small_plan(sample_rate=1.0, expected_batch_size=40, steps=1)
+    model = Witness().double().train()
+    fit_dp_sgd(plan, model, X, y, noise=SecretNoise(), reserve=lambda event, count: None)
+    return torch.cat(Witness.masks)
+
+
+def nobody_knows_the_masks() -> None:
+    first, second = masks_of_a_run(), masks_of_a_run()
+    assert first.numel() >= 40 * 40  # equal by chance: 2^-1600
+    assert first.shape != second.shape or not torch.equal(first, second)
+
+
+def test_nobody_knows_the_masks():
+    nobody_knows_the_masks()
+
+
+def test_masks_of_the_callers_seed_are_noticed(monkeypatch):
+    monkeypatch.setattr(engine, "own_random_numbers", lambda *arguments, **options: nullcontext())
+    with pytest.raises(AssertionError):
+        nobody_knows_the_masks()
+
+
+def test_the_callers_generators_are_as_they_were():
+    masks_of_a_run()
+    found = torch.rand(3), random.random(), np.random.random()  # noqa: NPY002
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    Witness()  # draws its weights
+    assert torch.equal(found[0], torch.rand(3))
+    assert found[1:] == (random.random(), np.random.random())  # noqa: NPY002
