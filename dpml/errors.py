@@ -56,7 +56,16 @@ class ModelError(DpmlError, ValueError):
     """A model that cannot be trained privately (a layer mixes examples, say)."""
 
 
+def _shown(value: object) -> str:
+    """``repr``, unless that is very long or fails (Python writes out no whole number of 5,000 digits)."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 500 else f"{text[:200]}… ({len(text)} characters)"
+
+
 def invalid(argument: str, value: object, allowed: str, way_out: str = "") -> ConfigError:
     """A :class:`ConfigError` in the one form that all argument checks use."""
-    text = f"{argument} = {value!r} is not allowed: it must be {allowed}."
+    text = f"{argument} = {_shown(value)} is not allowed: it must be {allowed}."
     return ConfigError(f"{text} {way_out}".rstrip())

@@ -146,13 +146,19 @@ def check_norm_bound(norm_bound: object, more: str = "") -> None:
 
 
 def one_of(name: str, value: object, allowed: Sequence[str], more: str = "") -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1, cutoff=0.75)
+    if not isinstance(value, str | bool | int | None) or value not in allowed:
+        near = difflib.get_close_matches(value, allowed, 1, cutoff=0.75) if isinstance(value, str) else []
         raise invalid(name, value, "one of " + ", ".join(allowed) + more, f"Did you mean {near[0]!r}?" if near else "")
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite real number that a float can hold."""
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool | np.complexfloating):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # 10**400
+        return False
 
 
 def is_within(value: object, low: float, high: float) -> bool:

@@ -129,6 +129,8 @@ def _words(arguments: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 def _set(config: DictConfig, given: Mapping[str, str]) -> None:
     for key, value in given.items():
+        if "${" in value:
+            raise ConfigError(f"{key} = {value!r} is not allowed beside resume=: it must be a value, not a reference.")
         parsed = OmegaConf.from_dotlist([f"value={value}"]).value if key == "method.micro_batch_size" else value
         try:
             OmegaConf.update(config, key, parsed, force_add=True)

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse as sp
 
+from dpml.machine import refuse_lack_of_memory
+
 from ..errors import ConfigError, DataError, SchemaError, invalid
 from .cells import cell_number, check_number_type, kept, kind_of, labels_of, objects_of, plain_label
 from .columns import cell_text, check_bounds, check_classes, scaled_target, text_of
@@ -194,9 +196,8 @@ def _index(index: dict[Any, int], texts: dict[str, int], label: Any) -> int:
         if found < 0 and texts and isinstance(label, str | bytes):
             found = texts.get(cell_text(label) or "", -1)
         return found
-    except MemoryError:  # of the machine, not of a record
-        raise
-    except Exception:  # a label that cannot be a key (a list say), or a type of the user's own that raises
+    except Exception as error:  # a label that cannot be a key (a list say), or a type of the user's own that raises
+        refuse_lack_of_memory(error)
         return -1
 
 
@@ -392,9 +393,8 @@ def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = N
             values = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
             if values.shape == shape and values.dtype.kind in "iufb":
                 X[position], y[position] = values, plain_label(label)
-        except MemoryError:  # of the machine, not of a record
-            raise
-        except (Exception, SystemExit):  # sys.exit() in a record must not end the run either
+        except (Exception, SystemExit) as error:  # sys.exit() in a record must not end the run either
+            refuse_lack_of_memory(error)
             X[position] = np.nan
     return X, y
 

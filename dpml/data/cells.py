@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from dpml.machine import refuse_lack_of_memory
+
 from ..errors import DataError
 
 _PLAIN = {float, int, bool, type(None)}  # numpy reads these exactly as cell_number does
@@ -45,9 +47,8 @@ def cell_number(cell: Any) -> float:
         if np.ndim(cell) or np.iscomplexobj(cell):
             return math.nan
         return float(cell)
-    except MemoryError:  # of the machine, not of a record
-        raise
-    except Exception:  # a type of the user's own may raise anything
+    except Exception as error:  # a type of the user's own may raise anything
+        refuse_lack_of_memory(error)
         return math.nan
 
 
@@ -98,9 +99,8 @@ def _shape_of(row: Any, axes: int = MOST_AXES) -> tuple[int, ...]:
         return (len(row), *inner.pop()) if len(inner) == 1 else (len(row),)
     try:
         return tuple(int(size) for size in row.shape) if hasattr(row, "tolist") else ()
-    except MemoryError:  # of the machine, not of a record
-        raise
-    except Exception:  # a cell: it has no shape, or is of a user's own type
+    except Exception as error:  # a cell: it has no shape, or is of a user's own type
+        refuse_lack_of_memory(error)
         return ()
 
 
@@ -139,9 +139,8 @@ def plain_label(label: Any) -> Any:
         label = label[0]
     try:
         return label.item()
-    except MemoryError:
-        raise
-    except Exception:  # no such method, several values, or whatever a type of the user's own does
+    except Exception as error:  # no such method, several values, or whatever a type of the user's own does
+        refuse_lack_of_memory(error)
         return label
 
 

@@ -3,9 +3,14 @@
 Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially private learning with adaptive clipping", Algorithm 1 and
 Theorem 1.  A step with bound C releases two sums over its batch S together:
 
-    Σ_{i∈S} clip_C(g_i) + N(0, (σ_Δ C)² I)    and    Σ_{i∈S} (b_i − ½) + N(0, σ_b²),   b_i = 1[‖g_i‖ ≤ C].
+    Σ_{i∈S} clip_C(g_i) + N(0, (σ_Δ C)² I)    and    Σ_{i∈S} m (b_i − ½) + N(0, σ_b²).
 
-One record contributes at most C to the first and exactly ½ to the second (``add_remove``; 2C and 1 under
+In the paper b_i = 1[‖g_i‖ ≤ C] and m = 1.  A norm may be rounded a little differently in a batch of another size, and
+where many are equal to C, a step would let one record turn all of them over.  So b_i falls from 1 to 0 between (1 − w)C
+and (1 + w)C in a straight line, w = 1/8, and m = 1 − 2⁻⁶ leaves room for what rounding moves in a count: a measured
+margin for float32, as the engine's for the sum (a few 1e-7 of each norm).
+
+One record contributes at most C to the first and less than ½ to the second (``add_remove``; 2C and 1 under
 ``replace_one``, twice both).  Divided by the noise, the joint contribution has norm at most
 (σ_Δ⁻² + (2σ_b)⁻²)^½, which is 1/σ for
 
@@ -13,7 +18,7 @@ One record contributes at most C to the first and exactly ½ to the second (``ad
 
 so that the step is one Gaussian release with noise multiplier σ, sampled as before: the event does not change, the
 gradient's noise does.  The bound of the next step, C · exp(−η_C (b̃ − q)) with the released share
-b̃ = ½ + count/B and the wanted quantile q, is post-processing.
+b̃ = ½ + count/(mB) and the wanted quantile q, is post-processing.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from dpml.sgd.planning import DPSGDPlan
 
 _UP = 1.0 + 1e-15  # rounding goes to the safe side
+RAMP = 1.0 / 8.0  # w: a norm that is rounded by 1e-7 of itself moves its b by 4e-7
+COUNTED = 1.0 - 2.0**-6  # m
 MOST_EXPONENT = 10.0  # of one step of the bound; a draw of the count's noise cannot overflow it
 
 
@@ -55,12 +62,13 @@ def raised_noise_multiplier(noise_multiplier: float, count_noise: float) -> floa
 
 
 def unclipped_count(norms: torch.Tensor, clip: float) -> float:
-    """Σ (b_i − ½) over the batch's norms ``(B,)``: each record moves it by exactly ½.
+    """Σ m (b_i − ½) over the batch's norms ``(B,)``: each record moves it by at most m/2, with room for rounding.
 
     A norm that is not finite counts as clipped.
     """
-    within = int((norms <= clip).sum())  # False for NaN
-    return within - 0.5 * len(norms)
+    within = ((1.0 + RAMP - norms.double() / clip) / (2.0 * RAMP)).clamp(0.0, 1.0)
+    within = torch.where(torch.isfinite(norms), within, 0.0)
+    return COUNTED * (float(within.sum()) - 0.5 * len(norms))
 
 
 def noisy_count(
@@ -69,24 +77,24 @@ def noisy_count(
     clip: float,
     draw: Callable[[float, int], np.ndarray],
     noise_share: float = 1.0,
+    sums: int = 1,
 ) -> float:
     """The charged release of :func:`unclipped_count`, once per logical step, also for an empty batch.
 
-    On the grid of :class:`~dpml.mechanisms.lattice.Grid`: halves are multiples of its spacing, so rounding moves the
-    noise only.
+    On the grid of :class:`~dpml.mechanisms.lattice.Grid`, whose rounding m leaves room for, too.
 
     Args:
         norms: ``(B,)`` before clipping, of one logical step.
         draw: ``draw(std, size)`` gives fresh normals.
-        noise_share: this process' part of the noise where several add up their counts.
+        noise_share, sums: this process' part of the noise where several add up their counts, and how many do.
     """
     noise = np.asarray(draw(plan.count_noise_std * noise_share, 1), dtype=np.float64).reshape(1)
-    return float(Grid(0.5, 1).release(np.array([unclipped_count(norms, clip)]), noise)[0])
+    return float(Grid(0.5, 1, sums).release(np.array([unclipped_count(norms, clip)]), noise)[0])
 
 
 def next_clip(plan: DPSGDPlan, clip: float, released_count: float) -> float:
     """The bound of the next step, kept within the range of ``max_grad_norm``; post-processing."""
-    share = 0.5 + released_count / plan.expected_batch_size
+    share = 0.5 + released_count / (COUNTED * plan.expected_batch_size)
     exponent = -plan.clip_learning_rate * (share - plan.target_quantile)
     low, high = LIMITS["max_grad_norm"]
     return min(max(clip * math.exp(min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT)), low), high)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from dpml import errors
 from dpml.data.stored import Stored, gather, length_of, mapping_of, pieces
 from dpml.errors import ConfigError, DataError
+from dpml.machine import refuse_lack_of_memory
 from dpml.sgd.tensors import as_inputs, as_targets, float_dtype
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -232,9 +233,8 @@ class _Pairs(Stored):
         try:
             x, y = self._dataset[position]
             return _fitting(x, self.row_shape, self.row_dtype), _fitting(y, self.target_shape, self.target_dtype)
-        except MemoryError:  # of the machine, not of a record
-            raise
-        except (Exception, SystemExit):  # an error that stopped the run would tell that this record was drawn
+        except (Exception, SystemExit) as error:  # one that stopped the run would tell that this record was drawn
+            refuse_lack_of_memory(error)
             return None
 
     def blocks(self) -> Iterator[bytes | memoryview]:

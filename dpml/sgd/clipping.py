@@ -31,7 +31,6 @@ from dpml.sgd.made_up import make_recipe
 from dpml.sgd.models import LossFunction, check_model
 from dpml.sgd.one_backward import Batches, Recipe, same_shapes
 from dpml.sgd.per_example import (
-    FATAL,
     Tensors,
     batch_size,
     per_example_gradients,
@@ -218,8 +217,6 @@ class Clipper:
                     found = linear_gradients(self._model, part)
                 else:
                     found = self._batches.gradients(part, size, self._recipe)[0]
-            except FATAL:
-                raise
             except Unsupported:  # nothing of a record: all of the batch is run alone
                 pass
             except (Exception, SystemExit) as error:  # of a record, which must not stop the run: halves find it
@@ -274,6 +271,8 @@ def _find(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
         same_shapes(batch),
         tuple((name, p.shape, p.dtype, str(p.device), p.requires_grad) for name, p in model.named_parameters()),
         tuple(_attributes(module) for module in model.modules()),
+        tuple(torch.nn.modules.module._global_forward_hooks.values()),
+        tuple(torch.nn.modules.module._global_forward_pre_hooks.values()),
     )
     try:
         if key in known:
@@ -308,17 +307,26 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
 
 def _plain(thing: Any) -> tuple[Any, ...]:
     """Plain attributes of a module or a loss that may change how it computes; what objects in them hold is not seen."""
-    plain = (bool, int, float, str, tuple, list, dict, set, type(None))
     found = getattr(thing, "__dict__", {})
-    values = ((name, value) for name, value in found.items() if isinstance(value, plain) and name not in _TORCHS_OWN)
-    return tuple((name, repr(value)) for name, value in values)
+    return tuple((name, repr(value)) for name, value in found.items() if _is_plain(value) and name not in _TORCHS_OWN)
+
+
+def _is_plain(value: Any) -> bool:
+    """Numbers and texts, and lists, tuples, sets and dicts of them."""
+    if isinstance(value, dict):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple | set):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _attributes(module: nn.Module) -> tuple[Any, ...]:
     """What may change how a module computes: mode, plain attributes and hooks."""
     values = _plain(module)
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-    return type(module), values, tuple(tuple(map(id, h.values())) for h in hooks)
+    patched = tuple((name, value) for name, value in vars(module).items() if callable(value))
+    buffers = tuple((name, b.shape, b._version) for name, b in module._buffers.items() if b is not None)
+    return type(module), values, patched, buffers, tuple(tuple(h.values()) for h in hooks)
 
 
 def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:

@@ -205,7 +205,7 @@ class Stepper:
             released_sum(grid, piece, self._drawn(std, len(pieces[0]))[: len(piece)])
         noisy = self.team.total(total).div_(normaliser(plan))
         if plan.clipping == "adaptive":
-            count = noisy_count(plan, norms, self.clip, self.noise.normal, self.team.noise_share)
+            count = noisy_count(plan, norms, self.clip, self.noise.normal, self.team.noise_share, self.team.size)
             self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
         return {
             name: value.to(state_dtype(self.clipper.parameters[name]), copy=True)

@@ -102,9 +102,11 @@ def _recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, d
         many = tree_map(lambda t, top: _drawn(t, double, top), batch, below)
         three = tree_map(lambda t: t[:3], many)
         _refuse_memory(batches, three)
-        state = _random_state(device)
+        state, versions = _random_state(device), [t._version for t in tree_flatten(three)[0]]
         mode.reading = False
         recipe = _looked_up(batches, three)
+        if versions != [t._version for t in tree_flatten(three)[0]]:
+            raise Unsupported("a forward pass that writes into its input")
         saved = _Saved({t.data_ptr() for t in (*batches.trained.values(), *batches.frozen.values())})
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda t: t):
             found, _ = batches.gradients(three, 3, recipe)
@@ -185,8 +187,16 @@ _ANYWHERE = ("masked_select", "take", "nonzero", "argwhere", "masked_scatter", "
 def _moves_records(name: str, args: Any, kwargs: Any) -> bool:
     """Whether a call may give one record's place to another, in a batch of ``MANY``."""
     first = args[0] if args else kwargs.get("input")
-    if not isinstance(first, torch.Tensor) or first.ndim == 0 or first.shape[0] % MANY:
+    if not isinstance(first, torch.Tensor) or first.ndim == 0:
         return False
+    if first.shape[0] % MANY == 0 and _moves_rows(first, name, args, kwargs):
+        return True
+    axes = [axis for axis, size in enumerate(first.shape) if size == MANY or (axis == 0 and size % MANY == 0)]
+    return any(_moves_along(axis, first, name, args, kwargs) for axis in axes)
+
+
+def _moves_rows(first: torch.Tensor, name: str, args: Any, kwargs: Any) -> bool:
+    """By indexing, or by functions that look at all entries."""
     if name in ("__getitem__", "__setitem__"):
         index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
         if isinstance(index, slice):
@@ -195,18 +205,23 @@ def _moves_records(name: str, args: Any, kwargs: Any) -> bool:
             return isinstance(index, list | np.ndarray)
         in_place = torch.arange(len(first), device=index.device)  # x[arange(B), y]: every record's own row
         return index.shape != in_place.shape or not torch.equal(index.to(torch.int64), in_place)
-    if name in _ANYWHERE:
-        return True
+    return name in _ANYWHERE
+
+
+def _moves_along(axis: int, first: torch.Tensor, name: str, args: Any, kwargs: Any) -> bool:
+    """By sorting, shifting or picking along ``axis``."""
     dim = kwargs.get("dim", kwargs.get("dims", next((a for a in args[1:] if isinstance(a, int | tuple | list)), None)))
     if name == "topk":
         dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
     if name == "roll":
         dim = kwargs.get("dims", args[2] if len(args) > 2 else 0)
+    here = (axis, axis - first.ndim)
     if name in _SORTS:
-        return first.ndim == 1 or dim in (0, -first.ndim) or (name in ("msort", "unique") and dim is None)
+        last = dim is None and name not in ("msort", "unique")  # sort and argsort without an axis: the last
+        return dim in here or (last and axis == first.ndim - 1) or (dim is None and name in ("msort", "unique"))
     if name in _SHIFTS or name in _PICKS:
         several = dim if isinstance(dim, tuple | list) else [dim]
-        return name == "flipud" or any(d is None or d in (0, -first.ndim) for d in several)
+        return name == "flipud" or any(d is None or d in here for d in several)
     return False
 
 
@@ -218,7 +233,7 @@ def _refuse_memory(batches: Batches, three: Any) -> None:
         random.seed(1)
         np.random.seed(1)  # noqa: NPY002
         with torch.no_grad():
-            losses.append(batches.plain_losses(three))
+            losses.append(batches.plain_losses(tree_map(torch.clone, three)))
     if losses[0].shape != losses[1].shape or not torch.equal(losses[0].isfinite(), losses[1].isfinite()):
         different = True
     else:
@@ -226,7 +241,8 @@ def _refuse_memory(batches: Batches, three: Any) -> None:
     if different:
         raise ModelError(
             "the model (or the loss) gives another result for the same records when it is called again: it keeps "
-            "something of earlier records in a plain attribute. Keep it in a buffer (register_buffer), or leave it out."
+            "something of earlier records in a plain attribute, or draws from a random generator of its own. Keep it "
+            "in a buffer (register_buffer), leave it out, or draw by torch's own functions (dropout)."
         )
 
 

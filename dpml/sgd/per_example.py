@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_map
 
 from dpml.errors import DataError, ModelError
+from dpml.machine import refuse_lack_of_memory
 from dpml.sgd.models import LossFunction
 
 Tensors = dict[str, torch.Tensor]
@@ -97,8 +98,8 @@ def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any) -
 class _Gradient:
     """The gradient of one record's loss: ``together`` under ``vmap``, or by plain autograd for a record alone.
 
-    Everything that a forward pass could write into is copied for the call: what a record leaves in a buffer or in a
-    weight must reach neither the model nor another record.
+    Everything that a forward pass could write into is copied for the call: what a record leaves in a buffer, in a
+    weight or in its own row must reach neither the model nor another record nor a second attempt.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
@@ -112,7 +113,7 @@ class _Gradient:
         self, trained: Tensors, record: Any, backward: Callable[[torch.Tensor], None] | None = None
     ) -> torch.Tensor:
         others = {name: value.clone() for name, value in self._others.items()}
-        one = tree_map(lambda t: t.unsqueeze(0), record)
+        one = tree_map(lambda t: t.clone().unsqueeze(0), record)
         loss: torch.Tensor = functional_call(self._bound, {**trained, **others}, (one, backward))
         return loss
 
@@ -139,11 +140,10 @@ def _stacked(gradient: _Gradient, values: Tensors, batch: Any) -> Tensors:
             warnings.filterwarnings("ignore", message="There is a performance drop")  # torch loops over some kernels
             stacked: Tensors = vmap(gradient.together, in_dims=(None, 0), randomness="different")(values, batch)
             return stacked
-    except FATAL:
-        raise
     except (RuntimeError, NotImplementedError) as error:
         refuse_device_error(error)
-    except (Exception, SystemExit):
+    except (Exception, SystemExit) as error:
+        refuse_device_error(error)
         if size > 1:
             half = size // 2
             parts = [tree_map(lambda t, p=part: t[p], batch) for part in (slice(half), slice(half, None))]
@@ -157,14 +157,13 @@ def _alone(gradient: _Gradient, values: Tensors, record: Any) -> Tensors:
     """One record's gradient, NaN if it raises: an error that stopped the run would tell that the record is there."""
     try:
         return gradient(values, record)
-    except FATAL:
-        raise
     except (Exception, SystemExit) as error:
         refuse_device_error(error)
         return {name: torch.full_like(value, torch.nan) for name, value in values.items()}
 
 
 def refuse_device_error(error: BaseException) -> None:
-    """What is of the machine, not of a record: the device answers no more, or there is no memory."""
-    if "CUDA error" in str(error) or "allocate memory" in str(error):
+    """What is of the machine, not of a record: the device answers no more, or there is no memory at all."""
+    if "CUDA error" in str(error):
         raise error
+    refuse_lack_of_memory(error)

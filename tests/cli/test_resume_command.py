@@ -371,6 +371,11 @@ def test_a_run_that_another_process_holds_is_refused(cli: Any, run: Path, name: 
     assert cli(f"resume={run}")[0] == 0
 
 
+@pytest.mark.parametrize("word", ["method.micro_batch_size=${foo", "device=${nope}"])
+def test_a_reference_beside_resume_is_refused(cli: Any, run: Path, word: str) -> None:
+    refused(cli, run, "it must be a value, not a reference", f"resume={run}", word)
+
+
 def test_other_words_are_refused_by_name(cli: Any, run: Path, tmp_path: Path) -> None:
     for word in (
         "privacy.epsilon=2", "method.steps=100", "seed=1", "+experiment=logreg", "hydra.run.dir=other", "method=output",

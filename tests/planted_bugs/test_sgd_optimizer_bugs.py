@@ -74,7 +74,7 @@ def the_count_has_its_noise():
     """χ² of 4000 released counts against the true one, two-sided at 1e-6; without noise the statistic is 0."""
     plan = small_plan(clipping="adaptive", noise_multiplier=0.5, count_noise=3.0)
     norms, source = torch.linspace(0.1, 1.0, 10, dtype=torch.float64), FixedNoise(11)
-    true = sum(0.5 if norm <= 0.45 else -0.5 for norm in norms.tolist())
+    true = 63 / 64 * sum(min(max((1.125 - norm / 0.45) / 0.25, 0.0), 1.0) - 0.5 for norm in norms.tolist())
     released = np.array([adaptive.noisy_count(plan, norms, 0.45, source.normal) for _ in range(4000)])
     statistic = float(((released - true) ** 2).sum()) / 3.0**2
     assert min(stats.chi2.cdf(statistic, 4000), stats.chi2.sf(statistic, 4000)) > FALSE_ALARM / 2
@@ -94,6 +94,23 @@ def one_record_moves_the_count_by_half():
         others = torch.cat([norms[:i], norms[i + 1 :]])
         moved = adaptive.unclipped_count(norms, 0.45) - adaptive.unclipped_count(others, 0.45)
         assert abs(moved) <= 0.5
+
+
+def many_equal_norms_move_the_count_by_half():
+    norms = torch.full((512,), 0.45, dtype=torch.float64)
+    more = torch.cat([norms * (1 + 3e-7), norms[:1]])  # as a kernel may round them in a batch of another size
+    assert abs(adaptive.unclipped_count(more, 0.45) - adaptive.unclipped_count(norms, 0.45)) <= 0.5
+
+
+def test_a_count_with_a_step(monkeypatch):
+    """The paper's indicator turns over for all records that are equal to C, when one comes in."""
+    many_equal_norms_move_the_count_by_half()
+
+    def step(norms, clip):
+        return float((norms <= clip).sum()) - 0.5 * len(norms)
+
+    monkeypatch.setattr(adaptive, "unclipped_count", step)
+    caught(many_equal_norms_move_the_count_by_half)
 
 
 def test_a_count_of_zeros_and_ones(monkeypatch):

@@ -20,7 +20,7 @@ from torch import nn
 
 from dpml import PrivateData, PrivateTrainer, sgd
 from dpml.mechanisms import FixedNoise, SecretNoise, noise
-from dpml.sgd import engine, team
+from dpml.sgd import adaptive, engine, team
 from dpml.sgd.team import Processes
 
 
@@ -101,6 +101,7 @@ def train(
     with contextlib.ExitStack() as stack:
         if fine:
             stack.enter_context(mock.patch.object(engine, "Grid", FineGrid))
+            stack.enter_context(mock.patch.object(adaptive, "Grid", FineGrid))
         members = stack.enter_context(team or Processes(timeout=timeout))
         whole = members.total
 

@@ -19,6 +19,7 @@ from batch_checks import CPU, in_file, model
 from item_datasets import OutOfMemory, Squares, holds_noise
 from scipy import sparse
 
+from dpml import machine
 from dpml.data import PrivateData
 from dpml.data import stored as stored_module
 from dpml.errors import ConfigError, DataError
@@ -335,7 +336,15 @@ def test_a_dataset_with_an_example():
     assert [tuple(t.shape) for t in many.zeros()] == [(1, 2), (1, 3)]
 
 
-def test_an_error_of_the_machine_is_no_fault_of_a_record():
+def test_an_item_that_asks_for_too_much_memory_is_left_out():
+    rows = DatasetRows(OutOfMemory(), (np.zeros(2), 0))
+    assert len(rows.take(np.arange(2))[0]) == 0
+    lazy = as_rows(items(OutOfMemory(), lazy=True).load(FixedNoise(0), lazy=True).X, None, model(2), CPU)
+    assert len(lazy.take(np.arange(2))[0]) == 0
+
+
+def test_an_error_of_the_machine_is_no_fault_of_a_record(monkeypatch):
+    monkeypatch.setattr(machine, "is_short_of_memory", lambda: True)
     with pytest.raises(MemoryError):
         DatasetRows(OutOfMemory(), (np.zeros(2), 0)).take(np.arange(2))
     with pytest.raises(MemoryError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from contextlib import nullcontext
 
@@ -12,7 +13,7 @@ from sgd_checks import small_plan
 from torch import nn
 
 from dpml.mechanisms import SecretNoise
-from dpml.sgd import engine, fit_dp_sgd
+from dpml.sgd import engine, fit_dp_sgd, randomness
 
 
 class Witness(nn.Module):
@@ -70,3 +71,16 @@ def test_the_callers_generators_are_as_they_were():
     Witness()  # draws its weights
     assert torch.equal(found[0], torch.rand(3))
     assert found[1:] == (random.random(), np.random.random())  # noqa: NPY002
+
+
+def test_the_twister_gets_all_its_words_from_the_operating_system():
+    """torch's seed on the CPU has 32 bits that count; 624 words have 19,968.  Uniform numbers stay uniform."""
+    before = torch.get_rng_state()
+    changed = randomness._with_secret_words(before)
+    differ = (changed != before).reshape(-1, 8)
+    assert int(differ[3:627].any(1).sum()) > 600  # a word that is the same by chance: 2^-32 each
+    assert not differ[:3].any()
+    assert not differ[627:].any()
+    with randomness.own_random_numbers(torch.device("cpu"), unknown=True):
+        drawn = torch.rand(100_000, dtype=torch.float64)
+    assert abs(float(drawn.mean()) - 0.5) < 6 / math.sqrt(12 * 100_000)  # six standard errors

@@ -11,7 +11,7 @@ from sgd_checks import RecordingNoise, run, small_plan
 from sgd_faults import PlainLinear, Tokens
 from torch import nn
 
-from dpml import PrivateData, PrivateTrainer, sgd
+from dpml import PrivateData, PrivateTrainer, machine, sgd
 from dpml.errors import ModelError
 from dpml.mechanisms import FixedNoise
 from dpml.sgd import ModelLoss, clipped_gradient, per_example
@@ -162,15 +162,36 @@ def test_a_fault_of_every_record_is_a_warning_that_tells_nothing_of_the_records(
         assert all(float(value.abs().sum()) == 0.0 for value in sums.values())
 
 
-def test_lack_of_memory_is_no_matter_of_a_record():
-    def greedy(model, batch):
-        if float(batch[0].detach().max()) > 50:
-            raise MemoryError
-        return model(batch[0])[:, 0]
+def greedy(model, batch):
+    """Asks for 800 TB where a record says so."""
+    if float(batch[0].detach().max()) > 50:
+        torch.zeros(10**14, dtype=torch.float64)
+    return model(batch[0])[:, 0]
 
+
+def hungry(model, batch):
+    if float(batch[0].detach().max()) > 50:
+        raise MemoryError
+    return model(batch[0])[:, 0]
+
+
+@pytest.mark.parametrize("loss", [greedy, hungry])
+def test_a_record_that_asks_for_too_much_memory_contributes_zero(loss):
+    """The error, let alone its text, would tell that the record is there."""
+    model, (X, y) = nn.Linear(3, 1).double(), rows_of(4)
+    expected, _ = clipped_gradient(model, loss, (X, y), 1.0)
+    X, y = torch.cat([X, torch.full((1, 3), 99.0, dtype=X.dtype)]), torch.cat([y, y[:1]])
+    sums, norms = clipped_gradient(model, loss, (X, y), 1.0)
+    assert torch.isnan(norms).nonzero().flatten().tolist() == [4]
+    for name, value in expected.items():
+        torch.testing.assert_close(sums[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_the_machines_own_lack_of_memory_stops_a_run(monkeypatch):
+    monkeypatch.setattr(machine, "is_short_of_memory", lambda: True)
     batch = (torch.full((2, 3), 99.0), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(MemoryError):
-        clipped_gradient(nn.Linear(3, 1), greedy, batch, 1.0)
+        clipped_gradient(nn.Linear(3, 1), hungry, batch, 1.0)
 
 
 @pytest.mark.parametrize("kind", ["one backward", "per example"])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpml import PrivateData, PrivateTrainer
+from dpml import PrivateData, PrivateTrainer, machine
 from dpml.errors import ConfigError, ModelError
 from dpml.sgd import clipped_gradient, clipping
 from dpml.sgd.clipping import Clipper
@@ -282,17 +282,27 @@ def test_a_bad_record_costs_no_gradients_of_the_others(monkeypatch):
     assert moved(sums, expected) <= 1e-5
 
 
-def test_a_lack_of_memory_is_no_matter_of_a_record(monkeypatch):
-    def greedy(*_):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+def test_a_batch_that_does_not_fit_into_memory_is_run_in_parts(monkeypatch):
+    """As if three records were too many: nothing changes but the time.  A machine without any memory stops the run."""
+    whole = clipping.Batches.gradients
 
-    model, batch = nn.Sequential(nn.Linear(3, 2)), (torch.randn(4, 3), torch.zeros(4, 2))
+    def greedy(self, batch, size, recipe):
+        if size > 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        return whole(self, batch, size, recipe)
+
+    model, batch = nn.Sequential(nn.Linear(3, 2)).double(), (torch.randn(7, 3).double(), torch.zeros(7, 2).double())
 
     def summed(model, batch):
         return squared(model, batch).sum(1)
 
-    clipped_gradient(model, summed, batch, 1.0)
+    expected, norms = clipped_gradient(model, summed, batch, 1.0)
     monkeypatch.setattr(clipping.Batches, "gradients", greedy)
+    sums, again = clipped_gradient(model, summed, batch, 1.0)
+    torch.testing.assert_close(again, norms, rtol=1e-12, atol=0)
+    for name, value in expected.items():
+        torch.testing.assert_close(sums[name], value, rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr(machine, "is_short_of_memory", lambda: True)
     with pytest.raises(RuntimeError, match="allocate memory"):
         clipped_gradient(model, summed, batch, 1.0)
 
@@ -330,3 +340,66 @@ def test_a_loss_that_changes_between_calls_is_looked_at_again():
     assert Clipper(model, loss, (X, y)).reason == ""
     loss.mixing = True
     assert Clipper(model, loss, (X, y)).reason != ""
+
+
+class DoublesLargeInputs(nn.Linear):
+    """Writes into its input, and again at every attempt; raises for one kind of record."""
+
+    def forward(self, x):
+        x.mul_(torch.where(x.abs() > 3.0, 2.0, 1.0))
+        if float(x.detach().abs().max()) > 1e3:
+            raise ValueError("too large")
+        return super().forward(x)
+
+
+class DoublesItsInput(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.mul_(2.0))
+
+
+@pytest.mark.parametrize("engine", ["auto", "per_example"])
+@pytest.mark.parametrize("kind", [DoublesLargeInputs, DoublesItsInput])
+def test_a_forward_pass_that_writes_into_its_input(kind, engine):
+    """A record that raises makes others run again: what an attempt wrote into their rows must be gone."""
+    model = kind(3, 2).double()
+    rng = torch.Generator().manual_seed(2)
+    X, y = 4.0 * torch.randn(9, 3, dtype=torch.float64, generator=rng), torch.arange(9) % 2
+    X[0] = 900.0
+    kept = X.clone()
+    with_it, _ = clipped_gradient(model, ModelLoss(), (X, y), 1.0, engine=engine)
+    without_it, _ = clipped_gradient(model, ModelLoss(), (X[1:], y[1:]), 1.0, engine=engine)
+    assert torch.equal(X, kept)
+    assert moved(with_it, without_it) <= 1.0 + 1e-12
+    one_by_one = [clipped_gradient(model, ModelLoss(), (X[i : i + 1], y[i : i + 1]), 1.0)[0] for i in range(9)]
+    for name, value in with_it.items():
+        torch.testing.assert_close(value, sum(part[name] for part in one_by_one), rtol=1e-10, atol=1e-12)
+
+
+class Capacity(nn.Module):
+    """Experts with a capacity, records along the second axis: who comes after 50 others is dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        logits = self.linear(x)
+        taken = torch.ones(1, len(x), dtype=x.dtype).cumsum(1)
+        return logits * (taken[0] <= 50).to(x.dtype)[:, None]
+
+
+def test_places_counted_along_another_axis_are_noticed():
+    batch = torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    assert "change places" in Clipper(Capacity().double(), ModelLoss(), batch).reason
+
+
+@pytest.mark.parametrize("value", [10**400, 10**6000, np.array([1.0, 2.0])], ids=["long", "longer", "array"])
+@pytest.mark.parametrize("name", ["epsilon", "delta", "max_grad_norm", "learning_rate", "optimizer", "method"])
+def test_values_that_no_float_holds_are_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=name):
+        PrivateTrainer(**({"model": "logreg", "method": "dp_sgd", "epsilon": 1.0} | {name: value}))
+
+
+def test_a_clipping_norm_that_no_float_holds():
+    with pytest.raises(ConfigError, match="max_grad_norm"):
+        clipped_gradient(nn.Linear(2, 2), ModelLoss(), (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)), 10**400)

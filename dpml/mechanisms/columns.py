@@ -1,0 +1,147 @@
+"""Private records as named columns, read cell by cell, so that no record changes how another one is read.
+
+Accepted: a mapping of names to one-dimensional arrays or lists, a pandas data frame, a two-dimensional array whose
+columns are numbered.  Public are the names of the columns and whether a column is declared as numbers (NumPy's kinds b,
+i, u and f) or as anything else; the cells are private, and so is how many there are (add_remove).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpml.accounting.checks import shown
+from dpml.errors import ConfigError, DataError, invalid
+
+Name = Hashable
+_NUMBERS = "biuf"
+_WAY_OUT = "Give a dict of one-dimensional arrays, a pandas data frame or a two-dimensional array."
+
+
+class Columns:
+    """Columns of equal length.  ``repr`` shows names only, and pickling is refused: the cells are private.
+
+    Attributes:
+        names: the names of the columns, public.
+        records: how many records there are: public under replace_one, private under add_remove.
+    """
+
+    __slots__ = ("__cells", "names", "records")
+
+    def __init__(self, cells: Mapping[Name, NDArray[Any]], records: int) -> None:
+        self.__cells = dict(cells)
+        self.names = tuple(self.__cells)
+        self.records = records
+
+    def require(self, name: Name) -> None:
+        """ConfigError unless there is a column of that name; looks at no cell."""
+        if name not in self.names:
+            raise invalid("column", shown(name), f"one of {shown(list(self.names))}")
+
+    def raw(self, name: Name) -> NDArray[Any]:
+        """The column as it is stored: float64 for numbers, else objects."""
+        return self.__cells[name]
+
+    def numbers(self, name: Name) -> NDArray[np.float64]:
+        """The column as float64; what is no number (text, None, a date) is NaN.  Shape (n,)."""
+        column = self.__cells[name]
+        if column.dtype == np.float64:
+            return column
+        return np.fromiter((_number(cell) for cell in column), dtype=np.float64, count=column.size)
+
+    def rows(self) -> Iterator[dict[Name, Any]]:
+        """The records, one dict each."""
+        for cells in zip(*(self.__cells[name].tolist() for name in self.names), strict=True):
+            yield dict(zip(self.names, cells, strict=True))
+
+    def as_dict(self) -> dict[Name, NDArray[Any]]:
+        """A new dict of copies of the columns, for functions that users give."""
+        return {name: column.copy() for name, column in self.__cells.items()}
+
+    def blank(self, records: int) -> Columns:
+        """Made-up records with the same names and kinds: zeros and empty texts.  Tells nothing of the cells."""
+        cells: dict[Name, NDArray[Any]] = {}
+        for name, column in self.__cells.items():
+            cells[name] = np.full(records, 0.0 if column.dtype == np.float64 else "", dtype=column.dtype)
+        return Columns(cells, records)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("Columns cannot be pickled or copied: they hold private records.")
+
+    def __repr__(self) -> str:
+        return f"Columns(names={list(self.names)!r})"
+
+
+def as_columns(data: object) -> Columns:
+    """``data`` as :class:`Columns`.
+
+    Raises:
+        ConfigError: not one of the accepted containers, no column, or a name that occurs twice.
+        DataError: columns of different lengths, or a column that is not one-dimensional (the custodian's pre-check: it
+            looks at shapes, never at cells).
+    """
+    if isinstance(data, Columns):
+        return data
+    if isinstance(data, Mapping):
+        parts = {name: _column(name, values) for name, values in data.items()}
+    elif isinstance(data, np.ndarray):
+        if data.ndim != 2:
+            raise invalid("data", f"an array of {data.ndim} dimensions", "of two dimensions (n, d)", _WAY_OUT)
+        parts = {number: _column(number, data[:, number]) for number in range(data.shape[1])}
+    elif type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns"):
+        parts = _of_frame(data)
+    else:
+        kind = f"an object of type {type(data).__name__}"  # never its text: it may hold records
+        raise ConfigError(f"data = {kind} is not allowed. {_WAY_OUT}")
+    if not parts:
+        raise ConfigError(f"data have no column. {_WAY_OUT}")
+    lengths = {column.size for column in parts.values()}
+    if len(lengths) != 1:
+        raise DataError("the columns of data differ in length: each record needs a cell in every column.")
+    return Columns(parts, lengths.pop())
+
+
+def _of_frame(frame: Any) -> dict[Name, NDArray[Any]]:
+    names = list(frame.columns)
+    if len(set(names)) != len(names):
+        raise ConfigError(f"data have a column name twice: {shown(names)}. Rename one.")
+    parts = {}
+    for name in names:
+        series = frame[name]
+        numeric = isinstance(series.dtype, np.dtype) and series.dtype.kind in _NUMBERS
+        parts[name] = _column(name, series.to_numpy() if numeric else series.to_numpy(dtype=object))
+    return parts
+
+
+def _column(name: Name, values: Any) -> NDArray[Any]:
+    if isinstance(values, np.ndarray) or hasattr(values, "to_numpy"):
+        array = values if isinstance(values, np.ndarray) else np.asarray(values)
+        if array.ndim != 1:
+            raise DataError(f"column {name!r} has {array.ndim} dimensions instead of one.")
+        if array.dtype.kind in _NUMBERS:
+            return array.astype(np.float64)
+        return _objects(list(array) if array.dtype.kind in "mM" else array.tolist())
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+        raise DataError(f"column {name!r} is not a one-dimensional array or list.")
+    return _objects(list(values))
+
+
+def _objects(cells: list[Any]) -> NDArray[Any]:
+    """One object per cell: NumPy would turn the numbers of a list with one text in it into texts."""
+    out = np.empty(len(cells), dtype=object)
+    for index, cell in enumerate(cells):
+        out[index] = cell
+    return out
+
+
+def _number(cell: Any) -> float:
+    if isinstance(cell, str | bytes | np.datetime64 | np.timedelta64):
+        return math.nan
+    try:
+        return float(cell)
+    except Exception:  # whatever a cell holds, it raises nothing here
+        return math.nan
