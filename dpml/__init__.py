@@ -14,6 +14,7 @@ from dpml.version import __version__
 if TYPE_CHECKING:
     from dpml.data import PrivateData
     from dpml.estimators import (
+        DPKMeans,
         DPLinearSVC,
         DPLogisticRegression,
         DPRidge,
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
         DPSGDRegressor,
         SchemaEncoder,
     )
+    from dpml.mechanisms.session import PrivateSession
     from dpml.release import PrivateModel, load
     from dpml.results import Guarantee
     from dpml.search import PrivateSearch
     from dpml.trainer import Plan, PrivateTrainer, RunResult
 
 _HOME = {
+    "DPKMeans": "dpml.estimators",
     "DPLinearSVC": "dpml.estimators",
     "DPLogisticRegression": "dpml.estimators",
     "DPRidge": "dpml.estimators",
@@ -37,6 +40,7 @@ _HOME = {
     "PrivateData": "dpml.data",
     "PrivateModel": "dpml.release",
     "PrivateSearch": "dpml.search",
+    "PrivateSession": "dpml.mechanisms.session",
     "PrivateTrainer": "dpml.trainer",
     "RunResult": "dpml.trainer",
     "SchemaEncoder": "dpml.estimators",
@@ -44,6 +48,7 @@ _HOME = {
 }
 
 __all__ = [
+    "DPKMeans",
     "DPLinearSVC",
     "DPLogisticRegression",
     "DPRidge",
@@ -54,6 +59,7 @@ __all__ = [
     "PrivateData",
     "PrivateModel",
     "PrivateSearch",
+    "PrivateSession",
     "PrivateTrainer",
     "RunResult",
     "SchemaEncoder",
