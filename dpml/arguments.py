@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dpml.accounting.dataset_ledger import CAP_FILTERS
 from dpml.erm import PURE_VARIANTS
 from dpml.errors import ConfigError, invalid
@@ -22,6 +24,7 @@ from dpml.ranges import (
     is_within,
     one_of,
 )
+from dpml.stages import check_shares
 
 if TYPE_CHECKING:
     from dpml.trainer import PrivateTrainer
@@ -36,6 +39,9 @@ __all__ = ["LIMITS", "check_arguments", "check_noise_source", "foreign_arguments
 
 def check_arguments(trainer: PrivateTrainer) -> None:
     """Names, ranges and exclusions of all arguments; ConfigError for the first that is not allowed."""
+    for name, value in vars(trainer).items():
+        if isinstance(value, np.ndarray):
+            raise invalid(name, value, "one value, not an array")
     if isinstance(trainer.model, str):
         one_of("model", trainer.model, MODELS, " or a torch.nn.Module")
     one_of("method", trainer.method, METHODS)
@@ -92,6 +98,7 @@ def check_arguments(trainer: PrivateTrainer) -> None:
         momentum=trainer.momentum,
         steps=trainer.steps,
     )
+    _check_shares(trainer)
     check_noise_source(trainer.noise_source)
     if not isinstance(trainer.secure_noise, bool):
         raise invalid("secure_noise", trainer.secure_noise, "true or false")
@@ -116,6 +123,17 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     if trainer.dataset_ledger is None and (caps != (None, None) or trainer.dataset_filter != "basic"):
         raise ConfigError(
             "dataset_epsilon and dataset_delta are the cap of a dataset_ledger, dataset_filter its rule: name its file."
+        )
+
+
+def _check_shares(trainer: PrivateTrainer) -> None:
+    trainer.shares = check_shares(trainer.shares) or None
+    if trainer.shares and trainer.noise_multiplier is not None:
+        raise invalid(
+            "shares",
+            trainer.shares,
+            "left out with noise_multiplier: they are parts of epsilon",
+            "Give epsilon instead.",
         )
 
 

@@ -237,6 +237,16 @@ class NonPrivate(MethodConfig):
 
 
 @dataclass
+class SharesConfig:
+    """Parts of epsilon for what a run does beside its training; 0: no such stage."""
+
+    bounds: float = 0.0
+    categories: float = 0.0
+    labels: float = 0.0
+    metrics: float = 0.0
+
+
+@dataclass
 class PrivacyConfig:
     """The budget and what it means."""
 
@@ -248,6 +258,7 @@ class PrivacyConfig:
     dataset_epsilon: float | None = None
     dataset_delta: float | None = None
     dataset_filter: str = "basic"
+    shares: SharesConfig = field(default_factory=SharesConfig)
 
 
 @dataclass
@@ -407,6 +418,7 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
         dataset_epsilon=privacy.dataset_epsilon,
         dataset_delta=privacy.dataset_delta,
         dataset_filter=privacy.dataset_filter,
+        shares={str(name): float(share) for name, share in privacy.shares.items()},
         excess_risk=guidance.excess_risk,
         enforce_guidance=guidance.enforce,
         device=config.device,

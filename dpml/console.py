@@ -56,6 +56,13 @@ def plan_table(plan: Plan) -> Table:
     return _grid("Plan (public knowledge only; no record has been read)", plan.rows())
 
 
+def _with_interval(result: RunResult, name: str) -> str:
+    """A metric, with its interval where it has one."""
+    low, high = result.metrics.get(f"{name}_low"), result.metrics.get(f"{name}_high")
+    interval = "" if low is None or high is None else f" ({low:.4f} to {high:.4f})"
+    return f"{result.metrics[name]:.4f}{interval}"
+
+
 def result_table(result: RunResult) -> Table:
     """What a person wants to know at the end."""
     guarantee, plan = result.guarantee, result.plan
@@ -75,14 +82,16 @@ def result_table(result: RunResult) -> Table:
         ("method", f"{plan.method}, {plan.model}, {plan.steps} noisy release{'s' if plan.steps != 1 else ''}"),
     ]
     if result.metrics:
-        main = "accuracy" if "accuracy" in result.metrics else "r2"
-        names = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²", "rmse": "RMSE"}
-        rows.append((names[main], f"{result.metrics[main]:.4f}   ({result.metrics['source']})"))
+        main = next(name for name in ("accuracy", "r2", "mae") if name in result.metrics)
+        names = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²", "rmse": "RMSE", "mae": "mean |error|"}
+        rows.append((names[main], f"{_with_interval(result, main)}   ({result.metrics['source']})"))
         for other in ("auc", "rmse"):
             if other in result.metrics:
-                rows.append((names[other], f"{result.metrics[other]:.4f}"))
+                rows.append((names[other], _with_interval(result, other)))
         if result.nonprivate:
             rows.append(("without privacy", f"{result.nonprivate['test_' + main]:.4f}   (public data only)"))
+    elif "metrics" in result.stages:
+        rows.append(("metrics", str(result.stages["metrics"]["how"])))
     else:
         rows.append(("metrics", "not published: no public test set (see private/diagnostics.json)"))
     if plan.method != "nonprivate":

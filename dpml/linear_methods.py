@@ -112,8 +112,15 @@ def _two_classes(trainer: PrivateTrainer, public: PublicInfo, way_out: str) -> C
     )
 
 
-def plan_linear(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilon: float | None, delta: float) -> Any:
-    """The method's frozen plan."""
+def plan_linear(
+    trainer: PrivateTrainer,
+    public: PublicInfo,
+    method: str,
+    epsilon: float | None,
+    delta: float,
+    run_of: Callable[[Event], Event] | None = None,
+) -> Any:
+    """The method's frozen plan; ``run_of`` (``dp_gd`` only): the event that the budget is for, from the training's."""
     model = str(trainer.model)
     common: dict[str, Any] = {
         "n_declared": public.n_declared,
@@ -139,6 +146,7 @@ def plan_linear(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
             steps=trainer.steps,
             learning_rate=trainer.learning_rate,  # type: ignore[arg-type]
             momentum=trainer.momentum,
+            run_of=run_of,
         )
     common["regularization"] = trainer.regularization
     if method == "adassp":

@@ -30,6 +30,7 @@ from dpml.processes import refuse_fixed_size, refuse_several, world_size
 from dpml.ranges import SGD_OPTIONS, check_norm_bound
 from dpml.results import Guarantee
 from dpml.runs import Plan
+from dpml.stages.planning import Stages, check_shares, largest_training, plan_stages
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +123,7 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
     n = public.n_declared
     delta = _delta_of(trainer, public, method)
     _check_data(trainer, public, method)
+    stages = _stages(trainer, public, method, delta)
     reason = "asked for"
     if trainer.method == "auto":
         reason = AUTO_REASON.get(method, "auto: the method that covers this model")
@@ -130,23 +132,24 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
     if epsilon is None and trainer.noise_multiplier is None:
         epsilon = 1.0
     parameters: Any
+    event: Event
     if method == "nonprivate":
         parameters, event, epsilon, delta = NonPrivatePlan(), NonPrivate(), math.inf, 0.0
         steps, noise_multiplier = 0, 0.0
         trajectory = Trajectory(0.0, (), None, None, None, {})
     else:
-        parameters = _parameters(trainer, public, method, epsilon, delta)
-        event, noise_multiplier = parameters.event, parameters.noise_multiplier
+        parameters = _parameters(trainer, public, method, epsilon, delta, stages)
+        event, noise_multiplier = stages.around(parameters.event), parameters.noise_multiplier
         steps = getattr(parameters, "steps", 1)
         if epsilon is None:
             epsilon = epsilon_of(trainer, event, delta)
-        trajectory = _trajectory(trainer, method, parameters, delta)
+        trajectory = _trajectory(trainer, method, parameters, delta, stages)
     guarantee = Guarantee(
         epsilon=epsilon,
         delta=delta,
         neighboring_relation=trainer.neighboring_relation,
         accountant=trainer.accountant,
-        assumptions=_assumptions(trainer, public, method),
+        assumptions=_assumptions(trainer, public, method, stages),
     )
     guide = _guidance(trainer, public, method, guarantee)
     return Plan(
@@ -172,7 +175,37 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
         device=device,
         seed=trainer.seed,
         processes=world_size(),
+        stages=stages,
     )
+
+
+def _stages(trainer: PrivateTrainer, public: PublicInfo, method: str, delta: float) -> Stages:
+    """What the run does beside its training."""
+    shares = check_shares(trainer.shares)
+    if shares:
+        refuse_several("shares", "Stages run in one process: start one, or leave the shares out.")
+    if "metrics" in shares and not isinstance(trainer.model, str) and trainer.loss is not None:
+        _check_scores(trainer, public)
+    epsilon = 1.0 if trainer.epsilon is None and trainer.noise_multiplier is None else trainer.epsilon
+    return plan_stages(
+        shares,
+        public,
+        model=model_name(trainer),
+        method=method,
+        epsilon=epsilon,
+        delta=delta,
+        neighboring_relation=trainer.neighboring_relation,
+    )
+
+
+def _check_scores(trainer: PrivateTrainer, public: PublicInfo) -> None:
+    """ModelError, ConfigError: a module with a loss of its own whose output no metric knows."""
+    if public.task == "regression":
+        raise invalid("shares.metrics", "given", "left out for the regression of a module with a loss of its own")
+    from dpml.sgd import check_output
+
+    assert not isinstance(trainer.model, str)
+    check_output(trainer.model, public.feature_shape or (public.n_features,), len(public.classes))
 
 
 def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarantee: Guarantee) -> dict[str, Any]:
@@ -203,8 +236,11 @@ def check_plan(trainer: PrivateTrainer, public: PublicInfo) -> None:
     if method != "dp_sgd" or trainer.accountant == "exact" or trainer.enforce_guidance:
         make_plan(trainer, public)  # costs milliseconds, or is what tells
         return
-    _delta_of(trainer, public, method)
+    delta = _delta_of(trainer, public, method)
     _check_data(trainer, public, method)
+    stages = _stages(trainer, public, method, delta)
+    if stages:
+        epsilon_of(trainer, stages.around(accounting.Gaussian(1.0)), delta)  # can the accountant bound every stage?
 
 
 def _delta_of(trainer: PrivateTrainer, public: PublicInfo, method: str) -> float:
@@ -267,9 +303,26 @@ def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> Non
         check_linear(trainer, public, method)
 
 
-def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilon: float | None, delta: float) -> Any:
+def _parameters(
+    trainer: PrivateTrainer,
+    public: PublicInfo,
+    method: str,
+    epsilon: float | None,
+    delta: float,
+    stages: Stages | None = None,
+) -> Any:
+    run_of = stages.around if stages else None
+    if stages and method in LINEAR_METHODS and method != "dp_gd":
+        return largest_training(
+            lambda left, left_delta: plan_linear(trainer, public, method, left, left_delta),
+            stages,
+            epsilon=float(epsilon or 0.0),
+            delta=delta,
+            accountant=trainer.accountant,
+            neighboring_relation=trainer.neighboring_relation,
+        )
     if method in LINEAR_METHODS:
-        return plan_linear(trainer, public, method, epsilon, delta)
+        return plan_linear(trainer, public, method, epsilon, delta, run_of)
     common: dict[str, Any] = {
         "n_declared": public.n_declared,
         "n_features": public.n_features,
@@ -297,6 +350,7 @@ def _parameters(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilo
         momentum=trainer.momentum,
         micro_batch_size=trainer.micro_batch_size,
         checkpoint_every=trainer.checkpoint_every,
+        run_of=run_of,
         **{name: getattr(trainer, name) for name in SGD_OPTIONS},
     )
 
@@ -311,10 +365,11 @@ def network_of(trainer: PrivateTrainer, public: PublicInfo) -> torch.nn.Module:
     return build_model(trainer.model, public.n_features, n_classes, hidden=trainer.hidden, seed=trainer.seed)
 
 
-def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str) -> tuple[str, ...]:
+def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str, stages: Stages) -> tuple[str, ...]:
     if method == "nonprivate":
         return ("no privacy: trained without noise on data declared public",)
     fixed = "schema, classes, bounds and n_declared were fixed without looking at the records"
+    fixed += ", except for what the charged stages found" if stages.find_columns else ""
     notes = [
         f"each individual contributes at most one record; neighbours differ by {trainer.neighboring_relation}",
         fixed + (", except for what follows" if trainer.assumptions else ""),
@@ -325,6 +380,9 @@ def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str) -> tu
     if method == "dp_sgd":
         if not isinstance(trainer.model, str) and trainer.gradients == "auto":
             notes.append("the module and its loss treat records separately (looked at on made-up records)")
+        modules = () if isinstance(trainer.model, str) else trainer.model.modules()
+        if any("dropout" in type(module).__name__.lower() for module in modules):
+            notes.append("dropout masks cannot be told from random ones (torch's generator: a secret state, no cipher)")
         if not trainer.secure_noise:
             notes.append(
                 "NOT SECRET against whoever can learn or guess its state: device generator (secure_noise was off)"
@@ -347,10 +405,11 @@ def epsilon_of(trainer: PrivateTrainer, event: Event, delta: float) -> float:
     )
 
 
-def _trajectory(trainer: PrivateTrainer, method: str, parameters: Any, delta: float) -> Trajectory:
+def _trajectory(trainer: PrivateTrainer, method: str, parameters: Any, delta: float, stages: Stages) -> Trajectory:
+    """ε after some of the steps, with all stages counted from the first one on."""
     if method not in ("dp_sgd", "dp_gd"):
         return accounting.trajectory(
-            lambda _: parameters.event, [1], delta, neighboring_relation=trainer.neighboring_relation
+            lambda _: stages.around(parameters.event), [1], delta, neighboring_relation=trainer.neighboring_relation
         )
     steps = parameters.steps
     per_step = parameters.event_per_step if method == "dp_sgd" else accounting.Gaussian(parameters.noise_multiplier)
@@ -358,7 +417,7 @@ def _trajectory(trainer: PrivateTrainer, method: str, parameters: Any, delta: fl
     early = {2**k for k in range(20) if 2**k < steps / TRAJECTORY_POINTS}  # ε grows fastest at first
     points = sorted(even | early | {1})
     return accounting.trajectory(
-        lambda count: accounting.SelfComposed(event=per_step, count=count),
+        lambda count: stages.around(accounting.SelfComposed(event=per_step, count=count)),
         points,
         delta,
         neighboring_relation=trainer.neighboring_relation,

@@ -86,7 +86,7 @@ class Saved:
         """Raises RunFolderError when there is none, or a damaged one."""
         path = folder.private / RESUME_FILE
         if not path.is_file():
-            raise RunFolderError(f"{str(folder.path)!r} never got as far as reading data: start a new run instead.")
+            raise RunFolderError(f"{str(folder.path)!r} never got as far as {_how_far(folder)}.")
         try:
             found = json.loads(path.read_text("utf-8"))
             network = found["network"]
@@ -102,6 +102,20 @@ class Saved:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{str(path)!r} is damaged ({type(error).__name__}): start a new run.") from error
         return saved
+
+
+def _how_far(folder: RunFolder) -> str:
+    """Where a run stopped before its training, and what is spent."""
+    try:
+        first, *lines = map(json.loads, (folder.release / "ledger.jsonl").read_bytes().split(b"\n")[:-1])
+        planned = first["plan"].get("stages", {})
+        names = [line["stage"] for line in lines if line["kind"] == "charge" and line["stage"] in planned]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        names = []
+    if not names:
+        return "reading data: start a new run instead"
+    lost = f"its charged stages ({', '.join(names)}) are lost, stay spent and are not run again"
+    return f"training: {lost}. Start a new run instead"
 
 
 def published_digests(folder: RunFolder) -> dict[str, str]:
@@ -211,18 +225,19 @@ def _holds(raw: bytes) -> bool:
 
 
 def charged_steps(ledger: Ledger, plan: Plan) -> int:
-    """Steps that the ledger has charged.
+    """Steps that the ledger has charged; the stages beside the training are none.
 
     Raises:
-        LedgerError: a charge of something else than the plan's step, or more steps than planned.
+        LedgerError: a charge of something else than the plan's step or stage, or more steps than planned.
     """
+    stages = {stage.name: stage.event for stage in plan.stages.stages}
     for line in ledger.charges:
-        if from_json(line["event"]) != plan.parameters.event_per_step:
+        if from_json(line["event"]) != stages.get(line["stage"], plan.parameters.event_per_step):
             raise LedgerError(
                 f"line {int(line['index']) + 1} of {ledger.path} charges something else than a step of the plan; "
                 "nothing was run. Start a new run (what this one charged stays spent)."
             )
-    charged = sum(int(line["count"]) for line in ledger.charges)
+    charged = sum(int(line["count"]) for line in ledger.charges if line["stage"] not in stages)
     if charged > plan.steps:
         raise LedgerError(
             f"{ledger.path} charges {charged} steps and the plan has {plan.steps}; nothing was run. Start a new run."
@@ -296,6 +311,13 @@ def tidy(folder: RunFolder) -> None:
         (folder.private / name).unlink(missing_ok=True)
 
 
+def refuse_finished(folder: RunFolder) -> None:
+    """RunFolderError for a run that has its result; one that was killed after its last published file is tidied up."""
+    if (folder.release / "result.json").exists():
+        tidy(folder)
+        raise RunFolderError(f"{str(folder.path)!r} is finished; there is nothing to resume.")
+
+
 def refuse_other_outcome(ledger: Ledger, outcome: Mapping[str, Any]) -> None:
     """A run killed right after its closing line must come to the result whose hash the line holds.
 
@@ -325,7 +347,8 @@ def charged_on_disk(path: Path) -> Charged | None:
     try:
         lines = [json.loads(line) for line in (path / "release/ledger.jsonl").read_bytes().split(b"\n")[:-1]]
         plan = lines[0]["plan"]
-        charged = sum(int(line["count"]) for line in lines if line["kind"] == "charge")
+        stages = plan.get("stages", {})
+        charged = sum(int(line["count"]) for line in lines if line["kind"] == "charge" and line["stage"] not in stages)
         return Charged(str(plan["method"]), int(plan["steps"]), charged)
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None

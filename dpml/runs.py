@@ -22,6 +22,7 @@ from dpml.data import PublicInfo, Records
 from dpml.data.stored import Stored
 from dpml.release import PrivateModel, describe
 from dpml.results import RESULT_FORMAT, CustodianOnly, Guarantee, dumps, to_jsonable
+from dpml.stages import Stages
 from dpml.version import __version__
 
 Progress = Callable[[int, int, float], None]
@@ -44,6 +45,7 @@ class Plan:
         data: the declared facts about the data that the plan rests on.
         reason: why this method, in one line.
         processes: how many train together, each on its part of the records.
+        stages: what is found before and measured after the training, on the same budget.
     """
 
     method: str
@@ -60,6 +62,7 @@ class Plan:
     device: str
     seed: int
     processes: int = 1
+    stages: Stages = field(default_factory=Stages)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the ledger's first line."""
@@ -81,6 +84,7 @@ class Plan:
             "device": self.device,
             "seed": self.seed,
             **({} if self.processes == 1 else {"processes": self.processes}),
+            **({"stages": self.stages.to_json()} if self.stages else {}),
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -108,6 +112,8 @@ class Plan:
                 rows.append((label, f"{value:.6g}" if isinstance(value, float) else str(value)))
         if hasattr(self.parameters, "rows"):  # what is special about the method's own plan
             rows += self.parameters.rows()
+        if self.stages:
+            rows += self.stages.rows(self.parameters.event)
         rows.append(("device", self.device))
         if self.processes > 1:
             rows.append(("processes", f"{self.processes}, each with its part of the records and of the noise"))
@@ -135,12 +141,13 @@ class RunResult:
 
     Attributes:
         guarantee: recomputed from the ledger; at most the plan's promise.
-        metrics: test metrics, empty unless the test set is declared public.
+        metrics: test metrics of a test set that is declared public, or with charged noise; else empty.
         nonprivate: the same for a model without privacy, only for public data.
         model: the released model.
         ledger: head hash and number of lines.
         run_dir: where the files are, ``None`` for a run in memory.
         command: the command line that repeats the run, where there was one.
+        stages: what each charged stage beside the training gave, by name.
         private: what tells about records (drawn batch sizes, counts, private metrics): for the custodian only.  Not
             part of the repr, of a pickle or of ``dataclasses.asdict``.
     """
@@ -156,6 +163,7 @@ class RunResult:
     run_dir: Path | None
     private: Mapping[str, Any] = field(repr=False)
     command: str | None = None
+    stages: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "private", CustodianOnly(self.private))
@@ -178,6 +186,7 @@ class RunResult:
             "steps": self.plan.steps,
             "noise_multiplier": to_jsonable(self.plan.noise_multiplier),
             "metrics": dict(self.metrics),
+            **({"stages": to_jsonable(self.stages)} if self.stages else {}),
             "nonprivate": None if self.nonprivate is None else dict(self.nonprivate),
             "trajectory": to_jsonable(self.trajectory),
             "guidance": to_jsonable(self.plan.guidance),

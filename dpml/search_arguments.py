@@ -26,7 +26,7 @@ MOST_RUNS = 1_000.0
 OF_THE_SEARCH = (
     "epsilon", "delta", "neighboring_relation", "accountant", "noise_multiplier", "run_dir", "noise_source",
     "dataset_ledger", "dataset_epsilon", "dataset_delta", "dataset_filter", "compare_nonprivate",
-    "excess_risk", "enforce_guidance",
+    "excess_risk", "enforce_guidance", "shares",
 )  # fmt: skip
 """Arguments of :class:`PrivateTrainer` that speak of the whole budget or of files, so that no candidate has them."""
 

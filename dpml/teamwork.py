@@ -55,6 +55,21 @@ def reading(plan: Plan) -> dict[str, bool]:
     return {"lazy": True, "every_record": plan.parameters.sampling == "fixed_size"}
 
 
+def check_reading(plan: Plan, data: PrivateData) -> None:
+    """ConfigError, before anything is charged, for data that cannot be read as the method and the stages need it."""
+    wanted = reading(plan)
+    if wanted.get("every_record") and not data.keeps_every_record:
+        raise ConfigError(
+            "sampling = 'fixed_size' needs data in which every record counts; tables and bundled data leave out those "
+            "that cannot be used. Use sampling='poisson', or PrivateData.from_arrays."
+        )
+    if plan.stages.get("labels") is not None and data.is_stored(**wanted):
+        raise ConfigError(
+            "shares.labels counts the labels of records in memory, and dp_sgd reads these as they are drawn. Leave the "
+            "share out."
+        )
+
+
 def hand_over(team: Team | None, plan: Plan, split_key: int) -> None:
     """Process 0 tells the others the plan and the key of the split into training and test records."""
     if team is not None:

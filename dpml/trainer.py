@@ -37,6 +37,7 @@ from dpml.resuming import (
     published_digests,
     read_checkpoint,
     refuse_differences,
+    refuse_finished,
     refuse_other_outcome,
     sole_use,
     tidy,
@@ -61,28 +62,24 @@ from dpml.runs import (
     public_description,
     records_mac,
 )
-from dpml.teamwork import announce, follow, follow_resumed, hand_over, reading, show_records, split_source, team_of
+from dpml.stages import after_training, before_training, before_training_again
+from dpml.teamwork import (
+    announce,
+    check_reading,
+    follow,
+    follow_resumed,
+    hand_over,
+    reading,
+    show_records,
+    split_source,
+    team_of,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from dpml.checking import RecordsCheck
     from dpml.sgd.team import Team
-
-
-def _refuse_finished(folder: RunFolder) -> None:
-    if (folder.release / "result.json").exists():
-        tidy(folder)  # killed after its last published file
-        raise RunFolderError(f"{str(folder.path)!r} is finished; there is nothing to resume.")
-
-
-def _check_reading(plan: Plan, data: PrivateData) -> None:
-    """ConfigError, before anything is charged, for data that cannot be read as the method needs it."""
-    if reading(plan).get("every_record") and not data.keeps_every_record:
-        raise ConfigError(
-            "sampling = 'fixed_size' needs data in which every record counts; tables and bundled data leave out those "
-            "that cannot be used. Use sampling='poisson', or PrivateData.from_arrays."
-        )
 
 
 class PrivateTrainer:
@@ -140,6 +137,8 @@ class PrivateTrainer:
             your own module does.
         secure_noise: ``False`` lets a CUDA run draw its noise from the device's generator, which is faster and not
             secret against whoever learns its state; the guarantee says so.
+        shares: parts of the budget for what else the run does (docs/one-budget.md): ``"bounds"``, ``"categories"`` and
+            ``"labels"`` before the training, ``"metrics"`` after it.  {"metrics": 0.1}: a tenth of ε.
 
     Raises:
         ConfigError: an argument that is not allowed; nothing has been read.
@@ -196,6 +195,7 @@ class PrivateTrainer:
         sampling: str = "poisson",
         secure_noise: bool = True,
         gradients: str = "auto",
+        shares: Mapping[str, float] | None = None,
     ) -> None:
         self.model = model
         self.method = method
@@ -245,6 +245,7 @@ class PrivateTrainer:
         self.sampling = sampling
         self.secure_noise = secure_noise
         self.gradients = gradients
+        self.shares = shares
         check_arguments(self)
         check_method(self)
 
@@ -320,7 +321,7 @@ class PrivateTrainer:
             TeamError: under ``torchrun``: another process is missing or has failed; nothing was released.
         """
         plan = self.plan(data)
-        _check_reading(plan, data)
+        check_reading(plan, data)
         with team_of(plan.processes) as team:
             if team is not None and team.rank > 0:
                 return follow(self, plan, data, team)
@@ -351,14 +352,19 @@ class PrivateTrainer:
             split_key, key = secrets.randbits(128), secrets.token_bytes(32)
             hand_over(team, plan, split_key)
             sparse = plan.method in LINEAR_METHODS or (plan.method == "nonprivate" and plan.model in CONVEX)
-            records = data.load(split_source(self.noise_source, split_key), sparse=sparse, **reading(plan))
+            public, records, kept = before_training(
+                plan.stages, data, ledger, folder, self.noise_source or default_noise(),
+                split_source(self.noise_source, split_key), sparse, reading(plan),
+            )  # fmt: skip
+            if folder is not None and plan.stages.find_columns:
+                folder.publish("schema.json", dumps(public_description(public)) + "\n")
             if folder is not None or team is not None:
                 mac = records_mac(key, records)
                 show_records(team, key, mac)
             if folder is not None:
-                self._keep_for_resume(folder, plan, data.public, key, mac, split_key)
+                self._keep_for_resume(folder, plan, public, key, mac, split_key)
             with sole_use(folder):
-                return self._run(plan, data.public, records, ledger, folder, progress, None, command, team)
+                return self._run(plan, public, records, ledger, folder, progress, None, command, team, kept)
         finally:
             ledger.release()
 
@@ -393,6 +399,7 @@ class PrivateTrainer:
         start: Mapping[str, Any] | None,
         command: str | None,
         team: Team | None = None,
+        kept: dict[str, Any] | None = None,
     ) -> RunResult:
         noise = self.noise_source or default_noise()
         weights, module, diagnostics = train_by_plan(
@@ -400,8 +407,8 @@ class PrivateTrainer:
         )
         model = released_model(self, plan, public, weights, module)
         refuse_not_finite(weights)
+        metrics, stages = after_training(plan.stages, model, records, ledger, folder, noise, kept or {})
         guarantee, used = recompute(self, plan, ledger)
-        metrics: dict[str, float | str] = {}
         if public.test_is_public:
             metrics = dict(test_scores(model, records))
             metrics |= {"source": "test set declared public"} if metrics else {}
@@ -418,6 +425,7 @@ class PrivateTrainer:
             run_dir=None if folder is None else folder.path,
             private=private,
             command=command,
+            stages=stages,
         )
         weights_file, files = model.to_bytes(), {}
         if folder is not None:
@@ -509,10 +517,10 @@ class PrivateTrainer:
     ) -> RunResult:
         """:meth:`resume` in one process, or in process 0 of several."""
         folder = RunFolder.open(run_dir)
-        _refuse_finished(folder)
+        refuse_finished(folder)
         saved = Saved.read(folder)
         with sole_use(folder):
-            _refuse_finished(folder)
+            refuse_finished(folder)
             arguments = dict(saved.arguments)
             own_loss, name = bool(arguments.pop("own_loss")), str(arguments["model"])
             if model is not None:
@@ -566,7 +574,9 @@ class PrivateTrainer:
         charged = charged_steps(ledger, plan)
         state = read_checkpoint(folder, charged, plan.steps)
         hand_over(team, plan, saved.split_key)
-        records = data.load(split_source(self.noise_source, saved.split_key), **reading(plan))
+        public, records, kept = before_training_again(
+            plan.stages, data, folder, split_source(self.noise_source, saved.split_key), False, reading(plan)
+        )
         if not hmac.compare_digest(records_mac(saved.key, records), saved.mac):
             raise ConfigError(
                 "the data are not those that the run started with; resume needs the very same records, in the same "
@@ -574,7 +584,7 @@ class PrivateTrainer:
             )
         show_records(team, saved.key, saved.mac)
         start = {**state, "step": charged}
-        return self._run(plan, data.public, records, ledger, folder, progress, start, command, team)
+        return self._run(plan, public, records, ledger, folder, progress, start, command, team, kept)
 
     def describe(self) -> dict[str, Any]:
         """The constructor's arguments as plain values (no paths, no live objects)."""

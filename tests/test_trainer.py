@@ -531,10 +531,10 @@ def test_public_signatures_are_frozen() -> None:
         "regularization", "hidden", "loss", "micro_batch_size", "checkpoint_every", "device", "seed", "run_dir",
         "noise_source", "excess_risk",
     ]  # fmt: skip
-    assert parameters[-15:] == [
+    assert parameters[-16:] == [
         "optimizer", "betas", "bias_correction", "weight_decay", "schedule", "warmup_steps", "averaging",
         "averaging_share", "clipping", "target_quantile", "clip_learning_rate", "count_noise", "sampling",
-        "secure_noise", "gradients",
+        "secure_noise", "gradients", "shares",
     ]  # fmt: skip
     assert list(inspect.signature(PrivateTrainer.fit).parameters) == ["self", "data", "progress", "config", "command"]
     assert list(inspect.signature(load).parameters) == ["folder", "module"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from dpml.machine import refuse_lack_of_memory
 
 from ..errors import SchemaError
 
@@ -20,10 +23,17 @@ KINDS = ("numeric", "categorical", "ignore")
 DEFAULT_KNOTS = {"linear": 6, "log1p": 8}
 MAX_KNOTS = 1000
 OTHER = "other"
+PRIVATE = "private"
+"""In place of bounds: they are found by a charged stage (:mod:`dpml.stages.bounds`)."""
+DISCOVER = "discover"
+"""In place of categories: they are found by a charged stage (:mod:`dpml.stages.categories`)."""
+DEFAULT_MAGNITUDE = (2.0**-20, 2.0**40)
+MAGNITUDES = (2.0**-300, 2.0**300)
+DEFAULT_MOST, MAX_MOST = 32, 1000
 
 _COLUMN_KEYS = {
-    "numeric": ("kind", "bounds", "scale", "knots", "encoding", "on_invalid"),
-    "categorical": ("kind", "categories", "on_invalid"),
+    "numeric": ("kind", "bounds", "magnitude", "scale", "knots", "encoding", "on_invalid"),
+    "categorical": ("kind", "categories", "most", "on_invalid"),
     "ignore": ("kind",),
 }
 
@@ -39,6 +49,9 @@ class NumericColumn:
         encoding: ``"spline"`` (``knots`` features) or ``"minmax"`` (one feature in [0, 1]).
         on_invalid: ``"clamp"``: out of range or infinite goes to the nearer bound, what is no number gives zeros;
             ``"drop"``: the record contributes nothing; ``"error"``: as ``"drop"``, and ``schema check`` stops on it.
+        magnitude: ``None`` for public bounds.  Where the bounds are to be found by a charged stage, the public
+            ``(least, greatest)`` of the absolute values that it tells apart, two powers of two; ``bounds`` then holds
+            the whole public range as a stand-in.
     """
 
     name: str
@@ -47,6 +60,7 @@ class NumericColumn:
     knots: int = 6
     encoding: str = "spline"
     on_invalid: str = "clamp"
+    magnitude: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,11 +71,14 @@ class CategoricalColumn:
         categories: the declared values as text, in the order of their indicator features.
         on_invalid: what a value outside the list (or none) becomes.  ``"other"``: an extra indicator, or the declared
             category ``other``; ``"zero"``: all indicators 0; ``"drop"``, ``"error"``: the record contributes nothing.
+        most: ``None`` for a public list.  Where the categories are to be discovered by a charged stage, the public
+            number of indicator features kept for them; ``categories`` then holds as many stand-ins.
     """
 
     name: str
     categories: tuple[str, ...]
     on_invalid: str = "other"
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,9 +108,8 @@ def cell_text(cell: object) -> str | None:
     """:func:`text_of` a cell of the data, ``None`` where it has none (a whole number of thousands of digits, say)."""
     try:
         return text_of(cell)
-    except MemoryError:  # of the machine, not of a record
-        raise
-    except Exception:  # a type of the user's own may raise anything
+    except Exception as error:  # a type of the user's own may raise anything
+        refuse_lack_of_memory(error)
         return None
 
 
@@ -177,10 +193,15 @@ def make_column(name: str, entry: Any) -> Column:
 def _numeric(name: str, entry: Mapping[str, Any], where: str) -> NumericColumn:
     if "bounds" not in entry:
         raise SchemaError(
-            f"{where}: bounds is missing. Give [min, max] from public knowledge (those of the data are private)."
+            f"{where}: bounds is missing. Give [min, max] from public knowledge (those of the data are private), or "
+            f'"{PRIVATE}" to have them found on the budget of the run (privacy.shares.bounds).'
         )
-    bounds = check_bounds(entry["bounds"], where)
     scale = one_of(entry.get("scale", "linear"), SCALES, "scale", where)
+    magnitude = _magnitude(entry, where)
+    if magnitude is not None:
+        bounds = (0.0 if scale == "log1p" else -magnitude[1], magnitude[1])
+    else:
+        bounds = check_bounds(entry["bounds"], where)
     if scale == "log1p" and bounds[0] <= -1:
         raise fault(where, "bounds", list(entry["bounds"]), "above -1 for scale log1p", 'Use "scale": "linear".')
     encoding = one_of(entry.get("encoding", "spline"), ENCODINGS, "encoding", where)
@@ -190,13 +211,56 @@ def _numeric(name: str, entry: Mapping[str, Any], where: str) -> NumericColumn:
     if isinstance(knots, bool) or not isinstance(knots, int) or not 2 <= knots <= MAX_KNOTS:
         raise fault(where, "knots", knots, f"a whole number from 2 to {MAX_KNOTS}")
     policy = one_of(entry.get("on_invalid", "clamp"), NUMERIC_POLICIES, "on_invalid", where)
-    return NumericColumn(name, bounds, scale, knots, encoding, policy)
+    return NumericColumn(name, bounds, scale, knots, encoding, policy, magnitude)
+
+
+def _magnitude(entry: Mapping[str, Any], where: str) -> tuple[float, float] | None:
+    """Public extremes of the absolute values of a column with private bounds, moved outwards to powers of two."""
+    if entry["bounds"] != PRIVATE:
+        if isinstance(entry["bounds"], str):
+            raise fault(where, "bounds", entry["bounds"], f'[min, max], or "{PRIVATE}"')
+        if "magnitude" in entry:
+            raise SchemaError(f'{where}: magnitude belongs to "bounds": "{PRIVATE}". Remove it beside public bounds.')
+        return None
+    given = entry.get("magnitude", DEFAULT_MAGNITUDE)
+    low, high = MAGNITUDES
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) != 2
+        or not all(is_number(end) for end in given)
+        or not low <= given[0] < given[1] <= high
+    ):
+        allowed = "[least, greatest] absolute value from public knowledge, 2^-300 <= least < greatest <= 2^300"
+        raise fault(where, "magnitude", given, allowed)
+    mantissa, exponent = math.frexp(given[1])
+    return math.ldexp(0.5, math.frexp(given[0])[1]), math.ldexp(1.0, exponent - (mantissa == 0.5))
+
+
+def stand_ins(number: int, taken: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names for indicator features that no category has taken."""
+    names = (f"(unused {k})" for k in itertools.count(1))
+    return tuple(itertools.islice((name for name in names if name not in taken), number))
+
+
+def _discovered(name: str, entry: Mapping[str, Any], where: str) -> CategoricalColumn:
+    most = entry.get("most", DEFAULT_MOST)
+    if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MAX_MOST:
+        raise fault(where, "most", most, f"a whole number from 1 to {MAX_MOST}")
+    policy = one_of(entry.get("on_invalid", "other"), CATEGORICAL_POLICIES, "on_invalid", where)
+    return CategoricalColumn(name, stand_ins(most), policy, most)
 
 
 def _categorical(name: str, entry: Mapping[str, Any], where: str) -> CategoricalColumn:
     values = entry.get("categories")
     if values is None:
-        raise SchemaError(f"{where}: categories is missing. List the possible values from public knowledge.")
+        raise SchemaError(
+            f"{where}: categories is missing. List the possible values from public knowledge, or give "
+            f'"{DISCOVER}" to have them found on the budget of the run (privacy.shares.categories).'
+        )
+    if values == DISCOVER:
+        return _discovered(name, entry, where)
+    if "most" in entry:
+        raise SchemaError(f'{where}: most belongs to "categories": "{DISCOVER}". Remove it beside a public list.')
     if not isinstance(values, list | tuple) or not values:
         raise fault(where, "categories", values, "a list of one or more values")
     seen: list[str] = []
@@ -215,10 +279,16 @@ def column_dict(column: Column) -> dict[str, Any]:
     if isinstance(column, IgnoredColumn):
         return {"kind": "ignore"}
     if isinstance(column, CategoricalColumn):
-        return {"kind": "categorical", "categories": list(column.categories), "on_invalid": column.on_invalid}
+        found: dict[str, Any] = {"categories": list(column.categories)}
+        if column.most is not None:
+            found = {"categories": DISCOVER, "most": column.most}
+        return {"kind": "categorical", **found, "on_invalid": column.on_invalid}
+    bounds: dict[str, Any] = {"bounds": list(column.bounds)}
+    if column.magnitude is not None:
+        bounds = {"bounds": PRIVATE, "magnitude": list(column.magnitude)}
     entry: dict[str, Any] = {
         "kind": "numeric",
-        "bounds": list(column.bounds),
+        **bounds,
         "scale": column.scale,
         "encoding": column.encoding,
         "on_invalid": column.on_invalid,

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array, issparse
 
-from ..errors import DataError
+from ..errors import DataError, SchemaError
 from .cells import cell_number, is_missing
 from .columns import OTHER, CategoricalColumn, NumericColumn, cell_text, closest, scaled_target, text_of
 from .schema import Schema
@@ -77,7 +77,9 @@ class Encoder:
 
         Raises:
             DataError: a column is missing; the message gives the closest name.
+            SchemaError: the schema leaves bounds or categories to a stage that has not run.
         """
+        refuse_open(self.schema)
         require_columns(table.columns, [column.name for column in self.schema.features])
         n = len(table)
         parts = [self._part(column, table[column.name]) for column in self.schema.features]
@@ -136,6 +138,17 @@ class Encoder:
         return _numeric_part(column, cells, _is_spline(column, self.spline))
 
 
+def refuse_open(schema: Schema) -> None:
+    """``SchemaError`` where bounds or categories are still to be found: there is nothing to encode by."""
+    names = [column.name for column in schema.open_columns]
+    if names:
+        raise SchemaError(
+            f"schema column {names[0]!r} has private bounds or categories to discover, which only a run with "
+            "privacy.shares finds (PrivateTrainer(shares=...)); the schema.json of its release has them. Declare them "
+            "from public knowledge, or use that schema."
+        )
+
+
 def clip_rows(X: Any, norm_bound: float) -> Any:
     """Rows of ``X`` (n, ...) float64, scaled to L2 norm ≤ ``norm_bound``; rows within it stay as they are.
 
@@ -179,7 +192,7 @@ def _clip_entries(X: csr_array, start: int, stop: int, norm_bound: float) -> Non
 def lookup(cells: pd.Series, values: tuple[object, ...]) -> np.ndarray:
     """Index (n,) int64 in ``values`` of every cell, −1 where there is none; compared as trimmed text."""
     known = {text_of(value): index for index, value in enumerate(values)}
-    codes, uniques = _distinct(cells)
+    codes, uniques = distinct_cells(cells)
     table = np.array([_find(known, cell) for cell in uniques] + [-1], dtype=np.int64)  # code −1: missing cell
     return table[codes]
 
@@ -188,7 +201,7 @@ def numbers(cells: pd.Series) -> np.ndarray:
     """Every cell as a float (n,), NaN where it is no number; each cell is read on its own."""
     if isinstance(cells.dtype, np.dtype) and cells.dtype.kind in "iufb":
         return cells.to_numpy(dtype=np.float64)
-    codes, uniques = _distinct(cells)
+    codes, uniques = distinct_cells(cells)
     table = np.array([cell_number(cell) for cell in uniques] + [math.nan])
     return table[codes]
 
@@ -281,7 +294,7 @@ def _counts(**masks: np.ndarray) -> dict[str, int]:
     return {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
 
 
-def _distinct(cells: pd.Series) -> tuple[np.ndarray, list[object]]:
+def distinct_cells(cells: pd.Series) -> tuple[np.ndarray, list[object]]:
     """Codes (n,) into a list of cells, −1 for a missing one."""
     if cells.dtype == object and pd.api.types.infer_dtype(cells, skipna=True) != "string":
         # 1, 1.0 and True are equal keys but different texts: which one stands for all would depend on the row order

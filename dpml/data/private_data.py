@@ -112,6 +112,24 @@ class Records:
         return isinstance(self.X, Stored)
 
 
+@dataclass(frozen=True, repr=False)
+class Cells:
+    """A table's cells as read, before anything is encoded.  **Private**, the number of rows included.
+
+    Attributes:
+        train: frame of the training records, one row each.
+        held_out: the same for test records, or ``None``.  No record is in both.
+        private_notes: counts, for ``private/`` only.
+    """
+
+    train: Any
+    held_out: Any
+    private_notes: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return "Cells(private)"
+
+
 class PrivateData:
     """A data set that can be planned for without being read.
 
@@ -130,12 +148,14 @@ class PrivateData:
         *,
         read_stored: Callable[[CoinSource], Records] | None = None,
         large: bool = False,
+        cells: Callable[[CoinSource], Cells] | None = None,
     ) -> None:
         self.public = public
         self.encoder = encoder
         self._read = read
         self._read_stored = read_stored
         self._large = large
+        self._cells = cells
 
     def __repr__(self) -> str:
         p = self.public
@@ -147,6 +167,23 @@ class PrivateData:
         """Whether ``load(every_record=True)`` is possible: for arrays and datasets, not for tables."""
         complete = self.public.is_public and self.public.preprocessing.get("kind") == "array"  # bundled: all usable
         return complete or self._read_stored is not None
+
+    def is_stored(self, *, lazy: bool = False, every_record: bool = False) -> bool:
+        """Whether :meth:`load` with these arguments gives records that are read as they are drawn."""
+        return self._read_stored is not None and (every_record or (lazy and self._large))
+
+    def cells(self, noise: CoinSource) -> Cells:
+        """A table's cells, split into training and test records as :meth:`load` does it, but not encoded.
+
+        For stages that find bounds or categories under a budget (:mod:`dpml.stages`); everything here is private.
+
+        Raises:
+            ConfigError: the data are no table.
+            DataError: as :meth:`load`.
+        """
+        if self._cells is None:
+            raise ConfigError("these data are no table of cells: bounds and categories are found for tables only.")
+        return self._cells(noise)
 
     def load(
         self, noise: CoinSource, sparse: bool = False, *, lazy: bool = False, every_record: bool = False
@@ -173,7 +210,7 @@ class PrivateData:
                 "sampling = 'fixed_size' needs data in which every record counts, and a table leaves out those that "
                 "cannot be used. Use sampling='poisson', or PrivateData.from_arrays."
             )
-        if self._read_stored is not None and (every_record or (lazy and self._large)):
+        if self._read_stored is not None and self.is_stored(lazy=lazy, every_record=every_record):
             return self._read_stored(noise)
         return self._read(noise, sparse=True) if sparse else self._read(noise)
 

@@ -16,7 +16,7 @@ that names the column and the fix.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,20 @@ class Schema:
         """The same schema with every numeric column encoded by min-max."""
         columns = (replace(c, encoding="minmax") if isinstance(c, NumericColumn) else c for c in self.columns)
         return replace(self, columns=tuple(columns))
+
+    @property
+    def open_columns(self) -> tuple[NumericColumn | CategoricalColumn, ...]:
+        """Columns whose bounds or categories are to be found by a charged stage of a run; no row is encoded before."""
+        return tuple(
+            column
+            for column in self.features
+            if (column.magnitude if isinstance(column, NumericColumn) else column.most) is not None
+        )
+
+    def with_columns(self, found: Iterable[Column]) -> Schema:
+        """The same schema with the columns of ``found`` in place of those of their names."""
+        new = {column.name: column for column in found}
+        return replace(self, columns=tuple(new.get(column.name, column) for column in self.columns))
 
     @property
     def features(self) -> tuple[NumericColumn | CategoricalColumn, ...]:

@@ -20,7 +20,7 @@ from ..errors import DataError, invalid
 from .columns import IgnoredColumn, closest
 from .csv_lines import MALFORMED, ONE_LINE, csv_header, read_csv
 from .encoder import Encoder, lookup, numbers, require_columns
-from .private_data import CoinSource, PrivateData, PublicInfo, Records
+from .private_data import Cells, CoinSource, PrivateData, PublicInfo, Records
 from .schema import Schema, as_schema
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
@@ -75,20 +75,27 @@ def table_data(
         },
     )
 
-    def read(noise: CoinSource, sparse: bool = False) -> Records:
+    def cells(noise: CoinSource) -> Cells:
         raw = read_raw(path, _needed(declared, split_column))
         train, held_out = _split(raw.frame, split_column, test_fraction, noise)
-        notes: dict[str, Any] = {"records_read": len(raw.frame), "malformed_lines": raw.malformed}
-        X, y, notes["train"] = encode(encoder, train, sparse)
         if test is not None:
-            raw_test = read_raw(test, _needed(declared))
-            held_out = raw_test.frame
-        if held_out is None:
-            return Records(X, y, private_notes=notes)
-        X_test, y_test, notes["test"] = encode(encoder, held_out, sparse)
-        return Records(X, y, X_test, y_test, notes)
+            held_out = read_raw(test, _needed(declared)).frame
+        return Cells(train, held_out, {"records_read": len(raw.frame), "malformed_lines": raw.malformed})
 
-    return PrivateData(public, read, encoder)
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
+        return encode_cells(cells(noise), encoder, sparse)
+
+    return PrivateData(public, read, encoder, cells=cells)
+
+
+def encode_cells(cells: Cells, encoder: Encoder, sparse: bool = False) -> Records:
+    """The records of both parts as feature rows; every record is encoded on its own."""
+    notes = dict(cells.private_notes)
+    X, y, notes["train"] = encode(encoder, cells.train, sparse)
+    if cells.held_out is None:
+        return Records(X, y, private_notes=notes)
+    X_test, y_test, notes["test"] = encode(encoder, cells.held_out, sparse)
+    return Records(X, y, X_test, y_test, notes)
 
 
 def encode(encoder: Encoder, frame: pd.DataFrame, sparse: bool = False) -> tuple[Any, np.ndarray, dict[str, Any]]:

@@ -176,6 +176,7 @@ def plan_dp_gd(
     learning_rate: float | Literal["auto"] = AUTO,
     momentum: float = 0.9,
     accountant: str = "best",
+    run_of: Callable[[Event], Event] | None = None,
 ) -> GradientDescentPlan:
     """Calibrate full-batch gradient descent; reads no record.  There is nothing to tune.
 
@@ -191,6 +192,7 @@ def plan_dp_gd(
         steps: T; by default as many as r* needs below the cap on the rate, from 100 to 1000.
         learning_rate: the first step's, instead of the rule.
         momentum: in [0, 1).
+        run_of: the event of everything that the budget is for, from the event of the steps; None: that one alone.
 
     Raises:
         ConfigError: a value out of range, by name.  UnsupportedEventError: an accountant that cannot bound T Gaussians.
@@ -212,7 +214,7 @@ def plan_dp_gd(
     def multiplier_of(count: int) -> float:
         """Noise of a step ÷ L that ``count`` steps need."""
         return calibrate(
-            lambda m: composed_event(m, count),
+            lambda m: composed_event(m, count) if run_of is None else run_of(composed_event(m, count)),
             epsilon=epsilon,
             delta=delta,
             accountant=accountant,

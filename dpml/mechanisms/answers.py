@@ -77,8 +77,8 @@ class Answer:
 
 
 def check_beta(beta: float) -> float:
-    """``beta`` as a float in (0, 1), else :class:`~dpml.errors.ConfigError`."""
-    return check_number("beta", beta, 0.0, 1.0, above=True, below=True)
+    """``beta`` as a float in [1e-300, 1), else :class:`~dpml.errors.ConfigError`."""
+    return check_number("beta", beta, 1e-300, 1.0, below=True)
 
 
 def check_noise(noise: NoiseSource | None) -> NoiseSource:
@@ -93,11 +93,11 @@ def check_noise(noise: NoiseSource | None) -> NoiseSource:
 def finite_values(value: ArrayLike, dimension: int) -> NDArray[np.float64]:
     """``value`` as a new float64 array with ``dimension`` finite entries (a plain number counts as one).
 
-    Whole numbers beyond ±2^53 are moved there first: rounding to doubles could drive neighbours apart, this cannot.
-    Doubles are taken as they are: a sensitivity is for the doubles that are handed over.
+    A sensitivity is for the doubles that are handed over.  Whole numbers beyond ±2^53 are refused: rounding them to
+    doubles could drive neighbours apart.
 
     Raises:
-        DataError: another number of entries, or no finite numbers.  The message holds no entry.
+        DataError: another number of entries, no finite numbers, or whole numbers beyond ±2^53.  It holds no entry.
     """
     try:
         given = np.asarray(value)
@@ -105,8 +105,12 @@ def finite_values(value: ArrayLike, dimension: int) -> NDArray[np.float64]:
         given = np.empty(0, dtype=object)
     if given.dtype.kind not in "iuf":
         raise errors.DataError("value is not allowed: it must be a number or an array of numbers (int64 or float64).")
-    if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
-        given = np.clip(given, -(1 << 53) if given.dtype.kind == "i" else 0, 1 << 53)
+    if given.dtype.kind in "iu" and given.dtype.itemsize == 8 and given.size:
+        if not (int(given.min()) >= -(1 << 53) and int(given.max()) <= 1 << 53):
+            raise errors.DataError(
+                "value holds a whole number beyond 2^53, which a double may not hold: hand over doubles, and a "
+                "sensitivity that is for the doubles."
+            )
     with np.errstate(over="ignore"):  # a long double beyond all doubles becomes infinity
         array = np.array(given, dtype=np.float64)
     if array.size != dimension:

@@ -19,6 +19,7 @@ from dpml.errors import ConfigError, DataError, invalid
 
 Name = Hashable
 _NUMBERS = "biuf"
+_MISSING = ("NAType", "NaTType")
 _WAY_OUT = "Give a dict of one-dimensional arrays, a pandas data frame or a two-dimensional array."
 
 
@@ -109,17 +110,12 @@ def _of_frame(frame: Any) -> dict[Name, NDArray[Any]]:
     names = list(frame.columns)
     if len(set(names)) != len(names):
         raise ConfigError(f"data have a column name twice: {shown(names)}. Rename one.")
-    parts = {}
-    for name in names:
-        series = frame[name]
-        numeric = isinstance(series.dtype, np.dtype) and series.dtype.kind in _NUMBERS
-        parts[name] = _column(name, series.to_numpy() if numeric else series.to_numpy(dtype=object))
-    return parts
+    return {name: _column(name, frame[name]) for name in names}
 
 
 def _column(name: Name, values: Any) -> NDArray[Any]:
     if isinstance(values, np.ndarray) or hasattr(values, "to_numpy"):
-        array = values if isinstance(values, np.ndarray) else np.asarray(values)
+        array = values if isinstance(values, np.ndarray) else _of_series(values)
         if array.ndim != 1:
             raise DataError(f"column {name!r} has {array.ndim} dimensions instead of one.")
         if array.dtype.kind in _NUMBERS:
@@ -130,11 +126,20 @@ def _column(name: Name, values: Any) -> NDArray[Any]:
     return _objects(list(values))
 
 
+def _of_series(values: Any) -> NDArray[Any]:
+    """Numbers where the column is declared so, else objects: what ``to_numpy`` makes of pandas' own types may depend on
+    whether a cell is missing."""
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        return np.asarray(values)
+    return np.asarray(values.to_numpy(dtype=object) if hasattr(values, "dtype") else values.to_numpy())
+
+
 def _objects(cells: list[Any]) -> NDArray[Any]:
     """One object per cell: NumPy would turn the numbers of a list with one text in it into texts."""
     out = np.empty(len(cells), dtype=object)
     for index, cell in enumerate(cells):
-        out[index] = cell
+        out[index] = None if type(cell).__name__ in _MISSING else cell  # pandas' NA raises when it is compared
     return out
 
 

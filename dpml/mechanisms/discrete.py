@@ -144,7 +144,7 @@ class DiscreteGaussianMechanism:
     std: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sensitivity", check_number("sensitivity", self.sensitivity, 0.0, 2.0**60, above=True))
+        object.__setattr__(self, "sensitivity", check_number("sensitivity", self.sensitivity, 1e-100, 2.0**60))
         object.__setattr__(self, "dimension", check_dimension(self.dimension))
         std = self._std()
         if not 0.0 < std <= LARGEST_STD:
@@ -238,7 +238,7 @@ def whole_values(value: ArrayLike, dimension: int) -> NDArray[np.int64]:
                 "value is not allowed: it must be whole numbers. Use LaplaceMechanism or GaussianMechanism for others."
             )
     else:
-        finite_values(value, dimension)
+        finite_values(np.zeros(numbers.shape), dimension)  # the number of entries
     return np.clip(numbers, -LARGEST_COUNT, LARGEST_COUNT).astype(np.int64)
 
 

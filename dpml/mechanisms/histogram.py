@@ -141,33 +141,59 @@ class ThresholdedHistogram:
 def bounded_counts(records: Iterable[Iterable[Hashable]], max_keys: int) -> dict[Hashable, int]:
     """In how many records each key occurs, of each record only its first ``max_keys`` different keys.
 
-    So one record changes at most ``max_keys`` counts, by one each.  A key that is no key (NaN, None, a list) is left
-    out.  The dict is not private.
+    So one record changes at most ``max_keys`` counts, by one each.  Keys are texts, bytes, numbers, truth values, and
+    tuples of them; 1, 1.0, ``True`` and NumPy's 1 are one key, which is returned as ``1`` whichever occurs first.  A
+    key of another type, NaN or None is left out; a record that is no collection is its own only key.  The dict is not
+    private.
     """
     most = check_count("max_keys", max_keys, 1)
     counts: dict[Hashable, int] = {}
     for record in records:
         kept: list[Hashable] = []
-        for key in (record,) if isinstance(record, str | bytes) else record:
+        for item in _keys_of(record):
             if len(kept) == most:
                 break
-            if isinstance(key, Hashable) and key is not None and key == key and key not in kept:
+            key = _plain_key(item)
+            if key is not None and key not in kept:
                 kept.append(key)
         for key in kept:
             counts[key] = counts.get(key, 0) + 1
     return counts
 
 
+def _keys_of(record: Any) -> Iterable[Any]:
+    return (record,) if isinstance(record, str | bytes) or not isinstance(record, Iterable) else record
+
+
+def _plain_key(key: Any) -> Hashable | None:
+    """One form for all keys that are equal; None for what is no key."""
+    if isinstance(key, np.generic):
+        key = key.item()
+    if type(key) is tuple:
+        parts = tuple(_plain_key(part) for part in key)
+        return None if any(part is None for part in parts) else parts
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, bytes):
+        return bytes(key)
+    if isinstance(key, bool | int):
+        return int(key)
+    if isinstance(key, float) and key == key:
+        return int(key) if key.is_integer() else float(key)
+    return None
+
+
 def _checked_counts(value: object) -> list[tuple[Hashable, int]]:
     if not isinstance(value, Mapping):
         raise errors.DataError("value is not allowed: it must be a mapping from keys to counts (bounded_counts()).")
-    pairs = []
-    for key, count in value.items():
+    found: dict[Hashable, int] = {}
+    for given, count in value.items():
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= 1 << 60:
             raise errors.DataError("value holds something that is no count: counts are whole numbers from 0 to 2^60.")
+        key = given if (plain := _plain_key(given)) is None else plain
         if count > 0:
-            pairs.append((key, int(count)))
-    return pairs
+            found[key] = found.get(key, 0) + int(count)
+    return list(found.items())
 
 
 def _order(key: Hashable) -> tuple[str, str]:

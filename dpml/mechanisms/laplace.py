@@ -52,7 +52,7 @@ class LaplaceMechanism:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sensitivity", check_number("sensitivity", self.sensitivity, SMALLEST, LARGEST))
-        object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE, above=True))
+        object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, SMALLEST, MAX_SCALE))
         object.__setattr__(self, "dimension", check_dimension(self.dimension))
         if self.steps > exact.LARGEST_STEP:
             least = self.epsilon * self.steps / exact.LARGEST_STEP

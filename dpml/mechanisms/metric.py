@@ -65,7 +65,7 @@ class MetricMechanism:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sensitivity", check_number("sensitivity", self.sensitivity, SMALLEST, LARGEST))
-        object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_SCALE, above=True))
+        object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, SMALLEST, MAX_SCALE))
         if (self.norm is None) == (self.outputs is None):
             raise errors.ConfigError("give exactly one of norm (for vectors) and outputs (for a finite range).")
         if self.outputs is None:

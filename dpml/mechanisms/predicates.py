@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,13 @@ OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "in", "present")
 Mask = NDArray[np.bool_]
 
 
+MOST_NESTED = 200  # conditions one in another: each is a call within a call
+
+
 class Predicate:
     """What all conditions share: ``&``, ``|`` and ``~``, the columns they read, and a public description."""
+
+    depth: ClassVar[int] = 0  # of nested conditions
 
     def mask(self, data: Columns) -> Mask:
         """Which records satisfy it, shape (n,)."""
@@ -104,11 +109,21 @@ class Where(Predicate):
         return f"{self.column} {self.operator}" + ("" if self.operator == "present" else f" {self.value!r}")
 
 
+def _nest(outer: Predicate, *inner: Predicate) -> None:
+    depth = 1 + max(part.depth for part in inner)
+    if depth > MOST_NESTED:
+        raise invalid("where", "a condition", f"of at most {MOST_NESTED} conditions one in another", "Use a function.")
+    object.__setattr__(outer, "depth", depth)
+
+
 @dataclass(frozen=True)
 class _Both(Predicate):
     left: Predicate
     right: Predicate
     word: str
+
+    def __post_init__(self) -> None:
+        _nest(self, self.left, self.right)
 
     def mask(self, data: Columns) -> Mask:
         left, right = self.left.mask(data), self.right.mask(data)
@@ -129,6 +144,9 @@ class _Both(Predicate):
 @dataclass(frozen=True)
 class _Not(Predicate):
     inner: Predicate
+
+    def __post_init__(self) -> None:
+        _nest(self, self.inner)
 
     def mask(self, data: Columns) -> Mask:
         return ~self.inner.mask(data)

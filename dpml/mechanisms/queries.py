@@ -19,7 +19,7 @@ the middle of the bounds, over a noisy count.  Under replace_one it is public, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -93,6 +93,9 @@ class Query:
         """Raise what is wrong with the query, before anything is charged; ``blank`` has the columns and no record."""
         for name in self.columns:
             blank.require(name)
+        column = getattr(self, "column", "")
+        if not isinstance(column, Hashable):
+            raise invalid("column", column, "the name of a column")
         where = getattr(self, "where", None)
         if where is not None:
             where.rehearse(blank)
@@ -108,6 +111,9 @@ class Query:
             object.__setattr__(self, name, value)
 
     def _settle_where(self) -> None:
+        column = getattr(self, "column", "")
+        if not isinstance(column, Hashable):
+            raise invalid("column", column, "the name of a column")
         where = getattr(self, "where", None)
         if where is not None:
             self._settle(where=check_where(where))

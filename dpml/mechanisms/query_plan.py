@@ -165,7 +165,7 @@ def _kind(query: Query, kind: object, epsilon: object, rho: object, delta: objec
         kind = "exponential"
     elif kind == "exponential":
         raise invalid("mechanism", kind, "for a Quantile only", "Use 'laplace' or 'gaussian'.")
-    name = check_one_of("mechanism", kind or ("laplace" if rho is None else "gaussian"), KINDS)
+    name = check_one_of("mechanism", kind if kind is not None else ("laplace" if rho is None else "gaussian"), KINDS)
     if delta is not None and (name != "gaussian" or epsilon is None):
         raise invalid("delta", shown(delta), "left out, but for mechanism='gaussian' with epsilon")
     if name == "discrete_gaussian" and rho is None:

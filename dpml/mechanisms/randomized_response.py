@@ -23,6 +23,7 @@ from dpml.mechanisms.answers import Answer, check_beta, check_noise
 from dpml.mechanisms.noise import NoiseSource
 
 COIN = 1 << 53  # the probability of a uniform answer is a multiple of 1/COIN, so that its coin is exact
+MIN_EPSILON = 1e-9  # below, a coin of 53 bits tells lies from truths too coarsely
 MAX_EPSILON = 30.0  # beyond, a uniform answer has less than 2^-43 and its coin little precision
 
 
@@ -35,8 +36,8 @@ class RandomizedResponseMechanism:
     For k = 2 the bias γ of the true answer's probability ½ + γ is (1 − p)/2 = ½ tanh(ε/2).
 
     Args:
-        epsilon: ε in (0, 30]; or
-        gamma: γ in (0, ½), for two categories.  Exactly one of the two.
+        epsilon: ε from 1e-9 to 30; or
+        gamma: γ, for two categories, with an ε in that range.  Exactly one of the two.
         categories: the public list of what can be reported, 2 to 2^20 different values.
         records: how many values one release holds (public), 1 to 2^26.
 
@@ -58,11 +59,12 @@ class RandomizedResponseMechanism:
         if (self.epsilon is None) == (self.gamma is None):
             raise errors.ConfigError("give exactly one of epsilon and gamma.")
         if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_EPSILON, above=True))
+            object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, MIN_EPSILON, MAX_EPSILON))
             return
         if len(self.categories) != 2:
             raise errors.invalid("gamma", self.gamma, "None with more than two categories", "Give epsilon.")
-        gamma = check_number("gamma", self.gamma, 0.0, randomized_response_gamma(MAX_EPSILON), above=True)
+        least, most = randomized_response_gamma(MIN_EPSILON), randomized_response_gamma(MAX_EPSILON)
+        gamma = check_number("gamma", self.gamma, least, most)
         object.__setattr__(self, "gamma", gamma)
 
     @cached_property
@@ -96,7 +98,8 @@ class RandomizedResponseMechanism:
         Args:
             value: a sequence of ``records`` categories (one category for records = 1 is a sequence of one, too).
 
-        A value outside the categories is reported as if it were uniform, so that it is neither an error nor visible.
+        A value outside the categories is reported as if it were uniform, so that it is neither an error nor visible;
+        estimates count such records as if they were spread evenly over the categories.
 
         Raises:
             DataError: another number of values.
@@ -124,7 +127,10 @@ class RandomizedResponseMechanism:
         (share of reports − p/k)/(1 − p).  Clipping would bias it.
         """
         k, p = len(self.categories), self.uniform_probability
-        counts = np.bincount(self._codes(reports), minlength=k)
+        codes = self._codes(reports)
+        if (codes < 0).any():
+            raise errors.DataError("reports hold something that is no category: give what release() returned.")
+        counts = np.bincount(codes, minlength=k)
         return (counts / self.records - p / k) / (1 - p)
 
     def variance(self, share: float) -> float:
@@ -141,7 +147,7 @@ class RandomizedResponseMechanism:
         return math.ceil(self.records * (self.error(beta) / alpha) ** 2)
 
     def error(self, beta: float = 0.05) -> float:
-        """P(largest |estimated − true share of these records| > error) <= ``beta``, whatever the values.
+        """P(largest |estimated − true share of these records| > error) <= ``beta``, for any values in the categories.
 
         Hoeffding's inequality on each report's indicator: √(ln(2m/β)/(2n))/(1 − p), with m = 1 for two categories
         (their errors are the same but for the sign), else m = k.

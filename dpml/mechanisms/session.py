@@ -138,7 +138,7 @@ class PrivateSession:
         if not isinstance(budget, PureBudget | ZCDPBudget | ApproxBudget):
             kinds = "PureBudget(epsilon), ZCDPBudget(rho) or ApproxBudget(epsilon, delta)"
             raise invalid("budget", budget, kinds)
-        if folder is not None and not isinstance(folder, str | Path):
+        if folder is not None and (not isinstance(folder, str | Path) or "\0" in str(folder)):
             raise invalid("folder", folder, "a path or None")
         self.budget = budget
         self.neighboring_relation = check_relation(neighboring_relation)

@@ -4,7 +4,9 @@ A file of JSON lines, hash-chained like a run's (:mod:`dpml.accounting.ledger`):
 question a charge and, after it was released, its answer.  There is one way to count: a line is written and synced under
 a lock on the file, then read back, checked and replayed into the filter, by the process that wrote it as by any other.
 So all processes and threads that use one file count alike, and a charge that is on disk is counted by everybody who
-comes later, whatever became of its answer.
+comes later, whatever became of its answer.  A chain cannot show that its end was cut off: how many lines there are,
+and the hash of the last one, stand in a second file, so that a truncated or emptied ledger is refused.  Whoever changes
+both files can make a session forget; that is the custodian's part.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dpml.errors import BudgetExceededError, ConfigError, LedgerError, Unsupport
 from dpml.mechanisms.streams import process_identity
 from dpml.results import sync_folder
 
-FILE = "session.jsonl"
+FILE, MARK = "session.jsonl", "session.mark"
 _FRAME = {"index", "previous", "hash", "kind"}
 _PAYLOAD = {
     "session": {"budget"},
@@ -56,6 +58,7 @@ class SessionLedger:
         self._broken = False
         self._origin = self._counted_by = process_identity()
         self._lock = thread_lock()
+        self._marked = False  # whether the file was held against the mark
         self._count_anew()
         if self._path is not None:
             self._make_file(self._path)
@@ -109,6 +112,8 @@ class SessionLedger:
     def _make_file(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not path.is_file():
+                raise LedgerError(f"{path} is no plain file: give the session a folder of its own.")
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644))
             sync_folder(path.parent)
             sync_folder(path.parent.parent)
@@ -138,6 +143,9 @@ class SessionLedger:
                     self._count_anew()
                     self._counted_by = self._origin
                 self._refresh(handle)
+                if not self._marked:
+                    self._check_mark(self._path)
+                    self._marked = True
                 yield handle
             finally:
                 unlock_file(handle)
@@ -177,6 +185,39 @@ class SessionLedger:
                     os.ftruncate(handle, self._offset)
                 raise self._failure("write", error) from error
         self._refresh(handle)
+        if self._path is not None:
+            self._set_mark(self._path)
+
+    def _set_mark(self, path: Path) -> None:
+        text = f"{len(self._lines):<20}{self._lines[-1]['hash']}\n".encode()
+        try:
+            handle = os.open(path.with_name(MARK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.pwrite(handle, text, 0)  # one length always: the new mark covers the old one
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            self._broken = True
+            raise self._failure("mark", error) from error
+
+    def _check_mark(self, path: Path) -> None:
+        """A process killed between a line and its mark leaves the mark one line behind, never ahead."""
+        try:
+            raw = path.with_name(MARK).read_bytes()
+        except FileNotFoundError:
+            if len(self._lines) > 1:  # the first charge was marked before it was used
+                raise LedgerError(f"{path.with_name(MARK)} is missing, which says how long {path} is.") from None
+            return
+        except OSError as error:
+            raise self._failure("read the mark of", error) from error
+        count, _, last = raw.decode("ascii", "replace").partition(" ")
+        number = int(count) if count.isdigit() and len(count) < 20 else 0
+        if not 1 <= number <= len(self._lines) or self._lines[number - 1]["hash"] != last.strip():
+            raise LedgerError(
+                f"{path} has {len(self._lines)} lines, which do not fit {path.with_name(MARK)}: lines were removed, or "
+                "one of the files is an older copy. Nothing was used; bring back both files as they were."
+            )
 
     def _failure(self, verb: str, error: OSError) -> LedgerError:
         return LedgerError(f"cannot {verb} the session's ledger {self._path}: {error.strerror}; nothing is released.")

@@ -198,7 +198,8 @@ def _metrics(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key, value in metrics.items():
         number = as_number(value)
         if key != "source" and number is not None:
-            rows.append((key, formats.percent(number) if key in shares else formats.general(number, 4)))
+            share = key.removesuffix("_low").removesuffix("_high") in shares
+            rows.append((key.replace("_", " "), formats.percent(number) if share else formats.general(number, 4)))
     return rows
 
 
@@ -211,7 +212,7 @@ PLAN_LABELS = {
     "max_grad_norm": "clipping norm C",
     "solution_norm": "solution norm R",
 }
-PLAN_HIDDEN = ("event", "event_per_step", "data", "dpml_version", "assumptions")
+PLAN_HIDDEN = ("event", "event_per_step", "data", "dpml_version", "assumptions", "stages")
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:

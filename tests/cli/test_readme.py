@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from small_tables import SCHEMA, people
+from stage_checks import open_schema
 
 from dpml.results import dumps
 
@@ -86,6 +87,16 @@ def test_own_data_from_draft_to_scores(tmp_path: Path) -> None:
     scores = (tmp_path / "scores.csv").read_text().splitlines()
     assert scores[0] == "row,prediction,probability no,probability yes"
     assert len(scores) == 8
+
+
+def test_shares_find_what_the_schema_leaves_open(tmp_path: Path) -> None:
+    people(4000).to_csv(tmp_path / "people.csv", index=False)
+    (tmp_path / "open.json").write_text(dumps(open_schema()))
+    train, verify = commands("commands: shares")
+    out = run(train, tmp_path)
+    assert "private hold-out, charged noise" in out
+    assert "stage categories" in out
+    run(verify, tmp_path)
 
 
 def test_the_schema_in_the_readme_is_a_schema() -> None:

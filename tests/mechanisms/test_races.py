@@ -81,12 +81,12 @@ def test_the_tail_goes_on_behind_the_last_cell(kind):
 
 
 def test_noise_follows_its_distribution():
-    """KS tests of 20,000 draws each at 2^30 steps per scale; a scale wrong by 10 % is seen with certainty."""
+    """KS tests of 20,000 draws each at 2^30 steps per scale; a scale wrong by 30 % is 0.05 away, seven of its own deviations."""
     noise = SecretNoise()
     for kind, law in (("laplace", stats.laplace), ("exponential", stats.expon), ("gumbel", stats.gumbel_r)):
         values = np.array(races.rounded(kind, Fraction(2**30), 20_000, noise)) / 2.0**30
         assert stats.kstest(values, law.cdf).pvalue > checks.FALSE_ALARM
-        assert stats.kstest(values * 1.1, law.cdf).pvalue < checks.FALSE_ALARM
+        assert stats.kstest(values * 1.3, law.cdf).pvalue < checks.FALSE_ALARM
 
 
 def test_probabilities_of_single_steps():

@@ -19,7 +19,7 @@ from dpml.mechanisms import parts, queries, query_plan, session, session_ledger
 from dpml.mechanisms.answers import Answer
 from dpml.mechanisms.laplace import LaplaceMechanism
 from dpml.mechanisms.parts import Interval, Part
-from dpml.mechanisms.session_ledger import SessionLedger
+from dpml.mechanisms.session_ledger import MARK, SessionLedger
 
 Check = Callable[[pytest.MonkeyPatch, Path], None]
 
@@ -212,6 +212,7 @@ def _reopening_forgets(patch: pytest.MonkeyPatch) -> None:
     def make(self: Any, path: Path) -> None:
         if path.exists():
             path.unlink()
+            path.with_name(MARK).unlink()
         real(self, path)
 
     patch.setattr(SessionLedger, "_make_file", make)

@@ -12,6 +12,7 @@ import torch
 from sgd_checks import small_plan
 from torch import nn
 
+from dpml import PrivateData, PrivateTrainer
 from dpml.mechanisms import SecretNoise
 from dpml.sgd import engine, fit_dp_sgd, randomness
 
@@ -84,3 +85,11 @@ def test_the_twister_gets_all_its_words_from_the_operating_system():
     with randomness.own_random_numbers(torch.device("cpu"), unknown=True):
         drawn = torch.rand(100_000, dtype=torch.float64)
     assert abs(float(drawn.mean()) - 0.5) < 6 / math.sqrt(12 * 100_000)  # six standard errors
+
+
+def test_the_guarantee_names_the_generator_of_the_masks():
+    X, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+    data = PrivateData.from_arrays(X, y, norm_bound=1.0, classes=[0, 1], n_declared=50)
+    for model, named in ((nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 2)), True), (nn.Linear(3, 2), False)):
+        plan = PrivateTrainer(model=model, method="dp_sgd", epsilon=1.0, steps=2).plan(data)
+        assert any("dropout" in text for text in plan.assumptions) == named
