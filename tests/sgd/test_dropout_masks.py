@@ -92,4 +92,4 @@ def test_the_guarantee_names_the_generator_of_the_masks():
     data = PrivateData.from_arrays(X, y, norm_bound=1.0, classes=[0, 1], n_declared=50)
     for model, named in ((nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 2)), True), (nn.Linear(3, 2), False)):
         plan = PrivateTrainer(model=model, method="dp_sgd", epsilon=1.0, steps=2).plan(data)
-        assert any("dropout" in text for text in plan.assumptions) == named
+        assert any("dropout" in text for text in plan.guarantee.assumptions) == named
