@@ -105,12 +105,12 @@ def finite_values(value: ArrayLike, dimension: int) -> NDArray[np.float64]:
         given = np.empty(0, dtype=object)
     if given.dtype.kind not in "iuf":
         raise errors.DataError("value is not allowed: it must be a number or an array of numbers (int64 or float64).")
-    if given.dtype.kind in "iu" and given.dtype.itemsize == 8 and given.size:
-        if not (int(given.min()) >= -(1 << 53) and int(given.max()) <= 1 << 53):
-            raise errors.DataError(
-                "value holds a whole number beyond 2^53, which a double may not hold: hand over doubles, and a "
-                "sensitivity that is for the doubles."
-            )
+    whole = given.dtype.kind in "iu" and given.size
+    if whole and not (int(given.min()) >= -(1 << 53) and int(given.max()) <= 1 << 53):
+        raise errors.DataError(
+            "value holds a whole number beyond 2^53, which a double may not hold: hand over doubles, and a "
+            "sensitivity that is for the doubles."
+        )
     with np.errstate(over="ignore"):  # a long double beyond all doubles becomes infinity
         array = np.array(given, dtype=np.float64)
     if array.size != dimension:

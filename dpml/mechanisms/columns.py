@@ -8,7 +8,7 @@ i, u and f) or as anything else; the cells are private, and so is how many there
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -48,7 +48,7 @@ class Columns:
         return self.__cells[name]
 
     def numbers(self, name: Name) -> NDArray[np.float64]:
-        """The column as float64; what is no number (text, None, a date) is NaN.  Shape (n,)."""
+        """The column as float64; what is or spells no number (other text, None, a date) is NaN.  Shape (n,)."""
         column = self.__cells[name]
         if column.dtype == np.float64:
             return column
@@ -143,8 +143,35 @@ def _objects(cells: list[Any]) -> NDArray[Any]:
     return out
 
 
+class Places:
+    """Where a cell stands in a public list of texts, truth values and numbers: −1 for nowhere.
+
+    One cell that is no number makes a CSV reader keep a whole column as texts.  So that it changes nothing for the
+    others, a text stands where the number stands that it spells, and a number where the text stands that spells it.
+    """
+
+    def __init__(self, listed: Sequence[Any]) -> None:
+        self._places = {value: place for place, value in enumerate(listed)}
+        self._spelled: dict[Any, int] = {}
+        for place, value in enumerate(listed):
+            if isinstance(value, str) and not math.isnan(number := _number(value)):
+                self._spelled.setdefault(number, place)
+
+    def of(self, cell: Any) -> int:
+        try:
+            place = self._places.get(cell, -1)
+            if place < 0:
+                if isinstance(cell, str):
+                    return self._places.get(_number(cell), -1)
+                return self._spelled.get(cell, -1)
+            return place
+        except Exception:  # a cell that cannot be compared
+            return -1
+
+
 def _number(cell: Any) -> float:
-    if isinstance(cell, str | bytes | np.datetime64 | np.timedelta64):
+    """Text is read as the number that it spells: a column is kept as text where one cell of it spells none."""
+    if isinstance(cell, bytes | np.datetime64 | np.timedelta64) or (isinstance(cell, str) and "_" in cell):
         return math.nan
     try:
         return float(cell)

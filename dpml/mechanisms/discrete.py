@@ -144,7 +144,7 @@ class DiscreteGaussianMechanism:
     std: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sensitivity", check_number("sensitivity", self.sensitivity, 1e-100, 2.0**60))
+        object.__setattr__(self, "sensitivity", check_number("sensitivity", self.sensitivity, 1e-6, 2.0**60))
         object.__setattr__(self, "dimension", check_dimension(self.dimension))
         std = self._std()
         if not 0.0 < std <= LARGEST_STD:
@@ -230,7 +230,10 @@ def whole_values(value: ArrayLike, dimension: int) -> NDArray[np.int64]:
     Raises:
         DataError: another number of entries, or something that is no whole number; the message holds no entry.
     """
-    numbers = np.asarray(value)
+    try:
+        numbers = np.asarray(value)
+    except (TypeError, ValueError):  # ragged lists
+        numbers = np.empty(0, dtype=object)
     if numbers.dtype.kind not in "iu":
         numbers = finite_values(value, dimension)
         if (numbers != np.rint(numbers)).any():

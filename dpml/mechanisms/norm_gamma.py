@@ -34,7 +34,8 @@ def norm_gamma(shape: Shape, *, scale: float, noise: NoiseSource) -> NDArray[np.
 def add_norm_gamma(values: ArrayLike, *, sensitivity: float, epsilon: float, noise: NoiseSource) -> NDArray[np.float64]:
     """``values`` + a draw with scale ``sensitivity``/``epsilon``: ε-DP for that L2 sensitivity (triangle inequality).
 
-    The relation is in the sensitivity.  Recording the event is the caller's business, and comes first.
+    The relation is in the sensitivity.  Recording the event is the caller's business, and comes first.  The sum is a
+    double, off any grid: its low bits are not defended (docs/proofs-floats.md).  ``MetricMechanism(norm="l2")`` is.
 
     Raises:
         ConfigError: a sensitivity that is negative or not finite, or ε not in (0, ∞).

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpml.accounting.checks import check_list, check_one_of, shown
 from dpml.errors import ConfigError, invalid
-from dpml.mechanisms.columns import Columns, Name
+from dpml.mechanisms.columns import Columns, Name, Places
 
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "in", "present")
 Mask = NDArray[np.bool_]
@@ -230,17 +230,24 @@ def _value(value: Any) -> Any:
 
 def _matches(column: NDArray[Any], wanted: set[Any], differs: bool) -> Mask:
     """Cells that are in ``wanted`` (``differs``: that are not); never a missing one."""
+    places = Places(tuple(wanted))
     if column.dtype == np.float64:
-        found = np.isin(column, [float(value) for value in wanted if not isinstance(value, str)])
+        values, inverse = np.unique(column, return_inverse=True)
+        found = np.array([places.of(value) >= 0 for value in values.tolist()], dtype=np.bool_)[inverse]
         return ~found & ~np.isnan(column) if differs else found
-    return np.fromiter((_match(cell, wanted, differs) for cell in column.tolist()), dtype=np.bool_, count=column.size)
+    return np.fromiter((_match(cell, places, differs) for cell in column.tolist()), dtype=np.bool_, count=column.size)
 
 
-def _match(cell: Any, wanted: set[Any], differs: bool) -> bool:
+def _match(cell: Any, places: Places, differs: bool) -> bool:
+    return not is_missing(cell) and _can_be_compared(cell) and (places.of(cell) >= 0) != differs
+
+
+def _can_be_compared(cell: Any) -> bool:
     try:
-        return not is_missing(cell) and (cell in wanted) != differs
-    except Exception:  # a cell that cannot be compared
+        hash(cell)
+    except Exception:  # a list, or a type that raises
         return False
+    return True
 
 
 def is_missing(cell: Any) -> bool:

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from dpml.accounting.checks import ADD_REMOVE, check_list, check_number, check_relation, shown
 from dpml.errors import ConfigError, invalid
-from dpml.mechanisms.columns import Columns, Name, as_columns
+from dpml.mechanisms.columns import Columns, Name, Places, as_columns
 from dpml.mechanisms.parts import Bounds, Interval, Part, check_bounds, counts, interval
-from dpml.mechanisms.predicates import Predicate, check_where, is_finite, is_missing
+from dpml.mechanisms.predicates import Predicate, check_where, is_finite
 
 Vectors = Sequence[NDArray[np.float64]]
 
@@ -329,9 +329,8 @@ class Histogram(Query):
         return np.bincount(bucket[bucket >= 0], minlength=self.size).astype(np.float64)
 
     def _by_category(self, data: Columns) -> NDArray[np.int64]:
-        place = {category: number for number, category in enumerate(self.categories)}
-        column = data.raw(self.column)
-        return np.fromiter((_place(place, cell) for cell in column.tolist()), dtype=np.int64, count=column.size)
+        places, column = Places(self.categories), data.raw(self.column)
+        return np.fromiter((places.of(cell) for cell in column.tolist()), dtype=np.int64, count=column.size)
 
     def _by_edge(self, data: Columns) -> NDArray[np.int64]:
         values = data.numbers(self.column)
@@ -414,13 +413,6 @@ def _quotients(lows: Vectors, highs: Vectors, top: int, bottom: int, records: in
 
 def _clamp(value: float, size: float) -> float:
     return min(max(value, -size), size)
-
-
-def _place(places: dict[Any, int], cell: Any) -> int:
-    try:
-        return -1 if is_missing(cell) else places.get(cell, -1)
-    except Exception:  # a cell that cannot be compared
-        return -1
 
 
 def _check_categories(categories: object) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ def test_the_tail_goes_on_behind_the_last_cell(kind):
 
 
 def test_noise_follows_its_distribution():
-    """KS tests of 20,000 draws each at 2^30 steps per scale; a scale wrong by 30 % is 0.05 away, seven of its own deviations."""
+    """KS tests of 20,000 draws each at 2^30 steps per scale; a scale wrong by 30 % is seven deviations away."""
     noise = SecretNoise()
     for kind, law in (("laplace", stats.laplace), ("exponential", stats.expon), ("gumbel", stats.gumbel_r)):
         values = np.array(races.rounded(kind, Fraction(2**30), 20_000, noise)) / 2.0**30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -145,3 +146,29 @@ def test_reports_that_are_no_categories_have_no_estimate():
     for reports in (["zz", 0], [None, 0], [float("nan"), 0]):
         with pytest.raises(DataError, match="no category"):
             mechanism.estimate(reports)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Sum("age", (0, 100)),
+        Count(Where("age", ">=", 18)),
+        Count(Where("age", "==", 50)),
+        Count(Where("age", "==", "50")),
+        Count(Where("age", "in", ["50", 7])),
+        Count(Where("age", "!=", 7)),
+        Histogram("age", [50, 60]),
+        Histogram("age", ["50", "60"]),
+        Histogram("age", edges=[0, 49, 100]),
+    ],
+    ids=repr,
+)
+def test_one_cell_that_is_no_number_does_not_change_how_a_csv_column_is_read(query):
+    """pandas keeps the whole column as text then."""
+    text = "age\n" + "50\n" * 40
+    without, with_it = (pd.read_csv(io.StringIO(more)) for more in (text, text + "unknown\n"))
+    assert without["age"].dtype.kind == "i"
+    assert with_it["age"].dtype.kind not in "if"
+    first, second = (np.asarray(query.exact(frame), dtype=float) for frame in (without, with_it))
+    assert np.abs(first - second).sum() <= query.sensitivity("add_remove", "l1")
+    assert first.max() >= 39
