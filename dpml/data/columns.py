@@ -13,7 +13,7 @@ import numpy as np
 
 from dpml.machine import refuse_lack_of_memory
 
-from ..errors import SchemaError
+from ..errors import SchemaError, invalid
 
 SCALES = ("linear", "log1p")
 ENCODINGS = ("spline", "minmax")
@@ -263,14 +263,14 @@ def _categorical(name: str, entry: Mapping[str, Any], where: str) -> Categorical
         raise SchemaError(f'{where}: most belongs to "categories": "{DISCOVER}". Remove it beside a public list.')
     if not isinstance(values, list | tuple) or not values:
         raise fault(where, "categories", values, "a list of one or more values")
-    seen: list[str] = []
+    seen: dict[str, None] = {}  # in order; a list would take hours for a million categories
     for value in values:
         if not isinstance(value, str) and not isinstance(value, bool) and not is_number(value):
             raise fault(where, "category", value, "a text or a finite number")
         text = text_of(value)
         if text in seen:
             raise SchemaError(f"{where}: the category {text!r} is listed twice. Remove one of the two.")
-        seen.append(text)
+        seen[text] = None
     policy = one_of(entry.get("on_invalid", "other"), CATEGORICAL_POLICIES, "on_invalid", where)
     return CategoricalColumn(name, tuple(seen), policy)
 
@@ -299,8 +299,8 @@ def column_dict(column: Column) -> dict[str, Any]:
 
 
 def fault(where: str, key: str, value: object, allowed: str, way_out: str = "") -> SchemaError:
-    text = f"{where}: {key} = {value!r} is not allowed: it must be {allowed}."
-    return SchemaError(f"{text} {way_out}".rstrip())
+    """The same message as :func:`dpml.errors.invalid`, which says a value that is long or has no text in short."""
+    return SchemaError(f"{where}: {invalid(key, value, allowed, way_out)}")
 
 
 def only_known(d: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -181,7 +181,9 @@ def _read_json(path: Path) -> Any:
         raise SchemaError(f"The schema file {str(path)!r} cannot be read: {error}.") from error
     try:
         return json.loads(raw, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
+    except SchemaError:
+        raise
+    except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, nested too deep
         raise SchemaError(f"The schema file {str(path)!r} is not JSON: {error}.") from error
 
 
