@@ -310,5 +310,8 @@ def _find(known: Mapping[str, int], cell: object) -> int:
     if text is None:
         return -1
     if text not in known:
-        text = text_of(cell_number(text))  # "3.0" where another writer put "3"
+        number = cell_number(text)
+        if math.isnan(number):  # else every unknown text would be the category "nan"
+            return -1
+        text = text_of(number)  # "3.0" where another writer put "3"
     return known.get(text, -1)

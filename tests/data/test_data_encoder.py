@@ -336,3 +336,9 @@ def test_a_broken_sparse_array_is_refused() -> None:
     X.indices[:] = 9
     with pytest.raises(DataError, match="no valid sparse array"):
         transform_array(X, array_preprocessing((2,)))
+
+
+def test_an_unknown_text_is_not_the_category_nan():
+    """As it once was: what spells no number was looked up as the text of NaN."""
+    found = lookup(pd.Series(["weird", "no", "nan", "3.0", ""]), ("nan", "3"))
+    assert found.tolist() == [-1, -1, 0, 1, -1]
