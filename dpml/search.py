@@ -30,6 +30,7 @@ from dpml.mechanisms import NoiseSource, default_noise
 from dpml.processes import refuse_several
 from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
 from dpml.results import Guarantee, dumps, to_jsonable
+from dpml.running import private_scores
 from dpml.runs import Plan, Progress, RunResult, public_description
 from dpml.search_arguments import (
     PUBLIC_TEST,
@@ -411,7 +412,9 @@ class PrivateSearch(BaseEstimator):
             folder.publish("result.json", dumps(result.to_dict()) + "\n")
             folder.link_to_top("result.json")
         if not public.test_is_public:  # after everything is published: it cannot tell by stopping a release
-            result = replace(result, private={**result.private, "test": _test_scores(model, records)})
+            result = replace(
+                result, private={**result.private, "test": {} if model is None else private_scores(model, records)}
+            )
         if folder is not None:
             folder.keep("diagnostics.json", result.private)
         return result

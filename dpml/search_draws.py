@@ -14,6 +14,7 @@ from dpml.data import Records
 from dpml.mechanisms import NoiseSource
 from dpml.release import PrivateModel
 from dpml.search_plan import SearchPlan, inverse_gamma
+from dpml.stages.scoring import class_score, decisions
 
 _MOST_DRAWN = 10**7  # runs; P(K > this) is far below the resolution of a uniform draw for every law allowed here
 
@@ -76,10 +77,14 @@ def split_by_coins(records: Records, fraction: float, noise: NoiseSource) -> tup
 
 
 def holdout_score(model: PrivateModel, holdout: Records) -> float:
-    """Σ (1[right] − 1/2) over the hold-out: ranks like the count of right answers, and one record adds ±1/2."""
-    if holdout.X.shape[0] == 0:
-        return 0.0
-    return float(np.where(model.predictions(holdout.X) == holdout.y, 0.5, -0.5).sum())
+    """Σ (1[right] − 1/2) over the hold-out: ranks like the count of right answers, and one record adds ±1/2.
+
+    Each record is scored on its own (:mod:`dpml.stages.scoring`); one at which a module raises counts as wrong.
+    """
+    score, n_classes = 0.0, max(2, len(model.classes))
+    for values, label in zip(decisions(model, holdout.X), holdout.y, strict=True):
+        score += 0.5 if class_score(values, int(label), n_classes, model.kind).right else -0.5
+    return score
 
 
 def noisy_score(score: float, plan: SearchPlan, noise: NoiseSource) -> float:

@@ -88,7 +88,7 @@ class RunCallback(Callback):
             configuration.check_hydra_keys(config.hydra)
             configuration.check(_job_of(config))
             _empty_folder("hydra.run.dir", Path(str(config.hydra.run.dir)))
-        except DpmlError as error:
+        except (DpmlError, OmegaConfBaseException) as error:  # an interpolation that leads nowhere
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(1) from error
 

@@ -45,6 +45,7 @@ from dpml.resuming import (
 from dpml.running import (
     CONVEX,
     nonprivate_scores,
+    private_scores,
     recompute,
     refuse_not_finite,
     refuse_unlearnable,
@@ -448,7 +449,7 @@ class PrivateTrainer:
             folder.publish("result.json", dumps(result.to_dict()) + "\n")
             folder.link_to_top("result.json")
         if not public.test_is_public:  # after everything is published: it cannot stop a release, or tell by stopping it
-            private |= {"test": test_scores(model, records)}
+            private |= {"test": private_scores(model, records)}
         if folder is not None:
             folder.keep("diagnostics.json", private)
             tidy(folder)

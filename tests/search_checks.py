@@ -229,13 +229,12 @@ def check_score_is_normalised_by_a_public_size() -> None:
 
 
 class _Fixed:
-    """A model that always says the same class."""
+    """A linear model that says the same class for every record whose one feature is positive."""
+
+    kind, classes = "logreg", (0, 1)
 
     def __init__(self, label: int) -> None:
-        self.label = label
-
-    def predictions(self, X: np.ndarray) -> np.ndarray:
-        return np.full(X.shape[0], self.label)
+        self.weights = {"weight": np.array([[1.0 if label == 1 else -1.0]])}
 
 
 TINY = PublicInfo("tiny", 100, 1, (0, 1), 1.0, False, False, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import stage_checks as checks
+import torch
 from scipy import sparse, stats
 from sklearn.metrics import log_loss, roc_auc_score
 from stage_checks import RELATIONS, linear_model, rows_of
@@ -364,3 +366,42 @@ def test_a_coin_of_its_own_sends_each_record_to_the_hold_out(tmp_path: Path) -> 
         assert repr(cells) == "Cells(private)"
     for before, after in zip(*parts, strict=True):
         assert before == after or before == after[:-1]
+
+
+class RaisesAt(torch.nn.Module):
+    """A module that fails at one kind of record."""
+
+    error: type[BaseException] = ValueError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x[:, 2] > 0.9995).any()):
+            raise self.error(f"boom {x}")
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError, SystemExit])
+@pytest.mark.parametrize("shares", [None, {"metrics": 0.2}])
+def test_a_private_test_record_at_which_a_module_raises_stops_nothing(error, shares, tmp_path, monkeypatch):
+    """Neither before nor after the release: only the custodian's notes say that it failed."""
+    monkeypatch.setattr(RaisesAt, "error", error)
+    rng = np.random.default_rng(0)
+    X, test = rng.normal(size=(60, 3)) * 0.3, rng.normal(size=(20, 3)) * 0.3
+    names = []
+    for number, more in enumerate(([], [[0.0, 0.0, 1.0]])):
+        X_test = np.vstack([*more, test])
+        data = PrivateData.from_arrays(
+            X, X[:, 0] > 0, norm_bound=1.0, classes=[False, True], n_declared=60, X_test=X_test, y_test=X_test[:, 0] > 0
+        )
+        run = tmp_path / str(number)
+        PrivateTrainer(
+            RaisesAt(), method="dp_sgd", epsilon=3.0, delta=1e-4, shares=shares, steps=2, expected_batch_size=20,
+            noise_source=FixedNoise(3), run_dir=run,
+        ).fit(data)  # fmt: skip
+        names.append(sorted(path.name for path in (run / "release").iterdir()))
+    assert names[0] == names[1]
+    notes = json.loads((run / "private" / "diagnostics.json").read_text())
+    assert error.__name__ in notes["test"]["failed"]

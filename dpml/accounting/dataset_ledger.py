@@ -241,10 +241,16 @@ class DatasetLedger:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             if new:
-                sync_folder(self.path.parent)
+                self._sync_folder()
             yield handle
         finally:
             os.close(handle)  # releases the lock
+
+    def _sync_folder(self) -> None:
+        try:
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise self._failure("make", error) from error
 
     def _write(self, handle: int, data: bytes) -> None:
         size = os.fstat(handle).st_size

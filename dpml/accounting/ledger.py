@@ -91,7 +91,11 @@ class Ledger:
         ledger = cls(path, [], handle)
         ledger._append({"kind": "plan", "plan": dict(plan)})
         if path is not None:
-            sync_folder(path.parent)
+            try:
+                sync_folder(path.parent)
+            except OSError as error:  # after a power cut the file might not be there: nothing may be charged in it
+                ledger.release()
+                raise LedgerError(f"cannot create the ledger {path}: {error.strerror}; nothing was used.") from error
         return ledger
 
     @classmethod

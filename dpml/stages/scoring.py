@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from dpml.machine import refuse_lack_of_memory
 from dpml.release import LINEAR, PrivateModel
 
 
@@ -50,9 +51,8 @@ def _forward(network: Any, row: Any) -> np.ndarray | None:
 
     try:
         return np.asarray(forward(network, row.toarray() if sparse.issparse(row) else row))
-    except MemoryError:  # of the machine, not of a record
-        raise
-    except Exception:  # a module of the user's own may raise anything
+    except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
+        refuse_lack_of_memory(error)
         return None
 
 
