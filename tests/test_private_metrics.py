@@ -405,3 +405,32 @@ def test_a_private_test_record_at_which_a_module_raises_stops_nothing(error, sha
     assert names[0] == names[1]
     notes = json.loads((run / "private" / "diagnostics.json").read_text())
     assert error.__name__ in notes["test"]["failed"]
+
+
+class Remembers(torch.nn.Module):
+    """Keeps the largest entry that it has ever seen in a buffer, also in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest.copy_(torch.maximum(self.largest, x.abs().max()))
+        return self.linear(x) * 0 + x - self.largest / 2
+
+
+def test_what_a_forward_pass_leaves_in_a_buffer_does_not_reach_the_next_record():
+    class Holder:
+        kind, classes = "module", (0, 1)
+
+        def __init__(self) -> None:
+            self.network = Remembers()
+
+        def _network(self) -> torch.nn.Module:
+            return self.network
+
+    rows = np.ones((5, 1))
+    alone = list(decisions(Holder(), rows))
+    beside = list(decisions(Holder(), np.vstack([[[1000.0]], rows])))[1:]
+    assert alone == beside

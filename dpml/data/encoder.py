@@ -301,8 +301,20 @@ def distinct_cells(cells: pd.Series) -> tuple[np.ndarray, list[object]]:
         values = cells.tolist()
         missing = np.array([is_missing(value) for value in values], dtype=bool)
         return np.where(missing, -1, np.arange(len(values))), values
-    codes, uniques = pd.factorize(cells)
-    return codes, list(uniques)
+    try:
+        codes, uniques = pd.factorize(cells)
+        return codes, list(uniques)
+    except UnicodeError:  # a text that is none (Parquet keeps any bytes): it must not stop the reading of the others
+        values = [_text_or_none(cells, row) for row in range(len(cells))]
+        return np.array([-1 if value is None else row for row, value in enumerate(values)], dtype=np.int64), values
+
+
+def _text_or_none(cells: pd.Series, row: int) -> object:
+    try:
+        value = cells.iloc[row]
+    except UnicodeError:
+        return None
+    return None if is_missing(value) else value
 
 
 def _find(known: Mapping[str, int], cell: object) -> int:

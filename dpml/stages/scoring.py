@@ -3,7 +3,8 @@
 A sensitivity holds only if it does.  Scored together, the last bits of a row's product depend on where the row stands
 in the matrix, and a record at which a module of the user's own raises would stop the others.  So linear models multiply
 row by row (the product of a compressed sparse row matrix adds the entries of each row in turn), networks see one record
-at a time, and the rest is scalar arithmetic.  A record without finite scores counts as wrong, with the largest loss.
+at a time with their buffers as they were released, and the rest is scalar arithmetic.  A record without finite scores
+counts as wrong, with the largest loss.
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ def decisions(model: PrivateModel, rows: Any) -> Iterator[list[float] | None]:
             yield _finite(row)
         return
     network = model._network()
+    kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
     for index in range(rows.shape[0]):
         yield _finite(_forward(network, rows[index : index + 1]))
+        for buffer, value in kept:  # what a forward pass leaves there must not reach the next record
+            buffer.copy_(value)
 
 
 def _forward(network: Any, row: Any) -> np.ndarray | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -342,3 +344,15 @@ def test_an_unknown_text_is_not_the_category_nan():
     """As it once was: what spells no number was looked up as the text of NaN."""
     found = lookup(pd.Series(["weird", "no", "nan", "3.0", ""]), ("nan", "3"))
     assert found.tolist() == [-1, -1, 0, 1, -1]
+
+
+@pytest.mark.parametrize("backend", ["numpy_nullable", "pyarrow", None])
+def test_bytes_that_are_no_text_stop_nothing(backend, tmp_path):
+    """Parquet keeps any bytes in a column of texts; pandas raises when it makes a text of them."""
+    raw = pa.array([b"x", b"\xff\xfe", b"y", None], type=pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
+    pq.write_table(pa.table({"a": texts}), tmp_path / "odd.parquet")
+    more = {} if backend is None else {"dtype_backend": backend}
+    cells = pd.read_parquet(tmp_path / "odd.parquet", **more)["a"]
+    assert lookup(cells, ("x", "y")).tolist() == [0, -1, 1, -1]
+    assert np.isnan(numbers(cells)).all()
