@@ -11,6 +11,7 @@ VERBS = {
     "verify": "recompute a run's ε from its ledger",
     "report": "rebuild the HTML report of a run or sweep",
     "account": "privacy accounting without training",
+    "audit": "attack DP-SGD and compare with the claimed ε",
     "sample_size": "how many records a budget needs",
     "schema": "help with the public schema of a table",
 }

@@ -1,0 +1,92 @@
+"""``experiments/audit.py``: what it attacks, what it prints, when it fails; the audits themselves are made up here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_faults import ENGINE_BUGS
+
+from dpml.audit import AuditResult
+from dpml.audit.__main__ import Finding, Settings
+from dpml.sgd import engine
+
+SCRIPT = Path(__file__).resolve().parents[2] / "experiments/audit.py"
+
+
+@pytest.fixture
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("experiment_audit", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_up(share: float, bug_share: float, seen: list[Settings]) -> Any:
+    """An audit that finds ``share`` of ε in a correct engine and ``bug_share`` at 99.9 %."""
+
+    def run_audit(settings: Settings) -> Finding:
+        seen.append(settings)
+        upper = settings.epsilon or 1.0
+        lower = upper * (share if settings.confidence == 0.95 else bug_share)
+        result = AuditResult(lower, settings.delta, settings.confidence, settings.runs, "two_world", 0.0, 1)
+        return Finding(settings, result, "likelihood", upper, 1.0, 1.0, ((0.0, 1.0), (1.0, 0.0)), {}, 0.1)
+
+    return run_audit
+
+
+@pytest.mark.parametrize(
+    ("share", "bug_share", "status", "text"),
+    [
+        (0.9, 1.5, 0, ""),
+        (0.4, 1.5, 1, "below what is wanted"),
+        (1.1, 1.5, 1, "ABOVE THE CLAIM"),
+        (0.9, 0.9, 1, " NO  "),
+    ],
+)
+def test_tables(
+    share: float,
+    bug_share: float,
+    status: int,
+    text: str,
+    script: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(script, "run_audit", made_up(share, bug_share, seen))
+    assert script.main(["--runs", "1000", "--json", str(tmp_path / "table.json")]) == status
+    out = capsys.readouterr().out
+    assert text in out
+    assert "cannot see" in out
+    assert {s.epsilon for s in seen if s.game == "two_world" and s.confidence == 0.95} == {1.0, 4.0, 10.0}
+    one_run = [s for s in seen if s.game == "one_run"]
+    assert all((s.epsilon, s.canaries) == (4.0, 1000) and s.parameters >= 50_000 for s in one_run)
+    assert len(one_run) == 4
+    assert sum(s.confidence == 0.999 for s in seen) == len(ENGINE_BUGS) >= 8
+    table = json.loads((tmp_path / "table.json").read_text("utf-8"))
+    assert len(table["bugs"]) == len(ENGINE_BUGS)
+    assert len(table["correct"]) == 13
+
+
+def test_bugs_are_planted_and_removed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("noise_std", "clip_bound", "draw_batch", "draw_noise", "released_sum")
+    whole = {name: getattr(engine, name) for name in names}
+    changed: list[set[str]] = []
+
+    def look(settings: Settings) -> Finding:
+        changed.append({name for name in names if getattr(engine, name) is not whole[name]})
+        return made_up(1.0, 2.0, [])(replace(settings))
+
+    monkeypatch.setattr(script, "run_audit", look)
+    script.bug_rows(100)
+    assert all(len(found) == 1 for found in changed), "each bug patches one seam"
+    assert set.union(*changed) == set(names)
+    assert all(getattr(engine, name) is whole[name] for name in names)
