@@ -1,0 +1,276 @@
+"""Mutation testing of the five most critical files: does some test notice when one operator or constant is changed?
+
+    python experiments/mutants.py                     # 200 seeded mutants; killed ones, survivors with their lines
+    python experiments/mutants.py --number 20 --files dpml/mechanisms/lattice.py
+    python experiments/mutants.py --list
+
+A mutant changes one thing: a comparison, an arithmetic operator, ``and``/``or``, a ``not`` or minus that is dropped, a
+constant by one (or doubled, or flipped), a call for its effect that is left out.  It runs in a copy of the working tree
+against the tests that :data:`TESTS` maps to its file, the fastest first, until one fails.  Outcomes are kept by mutant
+and source in ``--output``, so that a run that was stopped goes on, and mutants of changed files run again.
+
+Why not mutmut or cosmic-ray: mutmut 3 runs the whole suite once to learn which test meets which function, puts a
+trampoline around every function (tests here compare functions and read sources), and has no seeded sample;
+cosmic-ray keeps its state in a database and changes the working tree in place, where people work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS: dict[str, tuple[str, ...]] = {
+    "dpml/mechanisms/lattice.py": (
+        "tests/mechanisms/test_lattice_limits.py", "tests/mechanisms/test_lattice.py",
+        "tests/planted_bugs/test_sgd_noise_bugs.py",
+    ),
+    "dpml/accounting/ledger.py": (
+        "tests/planted_bugs/test_ledger_bugs.py", "tests/fuzz/test_fuzz_ledger.py", "tests/accounting/test_ledger.py",
+    ),
+    "dpml/accounting/exact.py": (
+        "tests/accounting/test_certified.py", "tests/planted_bugs/test_accountant_bugs.py",
+        "tests/accounting/test_reference_tables.py", "tests/accounting/test_exact.py",
+    ),
+    "dpml/sgd/engine.py": (
+        "tests/sgd/test_engine.py", "tests/planted_bugs/test_sgd_bugs.py", "tests/sgd/test_states.py",
+        "tests/sgd/test_optimizers.py",
+    ),
+    "dpml/sgd/clipping.py": (
+        "tests/sgd/test_batch_limits.py", "tests/sgd/test_gradient_traps.py", "tests/sgd/test_clipped_gradient.py",
+        "tests/planted_bugs/test_sgd_bugs.py", "tests/sgd/test_one_backward.py",
+    ),
+}  # fmt: skip
+COPIED = ("dpml", "configs", "tests", "pyproject.toml", "README.md", "docs", "experiments")
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
+    ast.And: ast.Or, ast.Or: ast.And, ast.MatMult: ast.Mult,
+}  # fmt: skip
+LIMIT = 300.0
+"""Seconds for one test file; a mutant that hangs is killed."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file; ``place`` is the number of the node in the walk of its tree."""
+
+    file: str
+    place: int
+    variant: int
+    line: int
+    what: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.line}:{self.place}.{self.variant}"
+
+
+def variants(node: ast.AST) -> list[tuple[str, ast.AST]]:
+    """What can be changed in one node: a description and the new node."""
+    out: list[tuple[str, ast.AST]] = []
+
+    def changed(what: str, **values: object) -> None:
+        new = copy.deepcopy(node)
+        for key, value in values.items():
+            setattr(new, key, value)
+        out.append((what, new))
+
+    if isinstance(node, ast.Compare):
+        for k, op in enumerate(node.ops):
+            if type(op) in SWAPS:
+                swapped = SWAPS[type(op)]
+                ops = [swapped() if i == k else other for i, other in enumerate(node.ops)]
+                changed(f"{type(op).__name__} -> {swapped.__name__}", ops=ops)
+    elif isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in SWAPS:
+        changed(f"{type(node.op).__name__} -> {SWAPS[type(node.op)].__name__}", op=SWAPS[type(node.op)]())
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        out.append((f"{type(node.op).__name__} dropped", node.operand))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        changed(f"{node.value} -> {not node.value}", value=not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        changed(f"{node.value} -> {node.value + 1}", value=node.value + 1)
+        changed(f"{node.value} -> {node.value - 1}", value=node.value - 1)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+        new = 2 * node.value if node.value else 1.0
+        changed(f"{node.value} -> {new}", value=new)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        out.append(("call left out", ast.copy_location(ast.Pass(), node)))
+    return out
+
+
+def reachable(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes that a mutant may change: no messages, no annotations, no texts, no decorators."""
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns", "decorator_list", "type_params"):
+            continue
+        if isinstance(tree, ast.Raise) or (isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.dump(tree.test)):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr):
+                yield child
+                yield from reachable(child)
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    """Every mutant of a file, in the order of its lines."""
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+    found = []
+    for place, node in enumerate(reachable(tree)):
+        for variant, (what, _) in enumerate(variants(node)):
+            found.append(Mutant(file, place, variant, getattr(node, "lineno", 0), what))
+    return found
+
+
+def source_of(mutant: Mutant) -> str:
+    """The file's text with the change."""
+    tree = ast.parse((ROOT / mutant.file).read_text("utf-8"))
+    node = list(reachable(tree))[mutant.place]
+    new = ast.copy_location(variants(node)[mutant.variant][1], node)
+    for parent in ast.walk(tree):
+        for name, value in ast.iter_fields(parent):
+            if value is node:
+                setattr(parent, name, new)
+            elif isinstance(value, list) and any(child is node for child in value):
+                setattr(parent, name, [new if child is node else child for child in value])
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def sample(files: list[str], number: int, seed: int) -> list[Mutant]:
+    """As many of each file, drawn by the seed."""
+    drawn: list[Mutant] = []
+    for k, file in enumerate(files):
+        share = number // len(files) + (k < number % len(files))
+        found = mutants_of(file)
+        drawn += sorted(random.Random(f"{seed} {file}").sample(found, min(share, len(found))), key=lambda m: m.place)
+    return drawn
+
+
+def copied_tree(folder: Path) -> Path:
+    """A copy of the working tree in which mutants live."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        elif source.exists():
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def tests_fail(folder: Path, files: tuple[str, ...]) -> str | None:
+    """The first of the test files that fails, hangs or cannot be collected in ``folder``."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    for file in files:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file]
+        try:
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=LIMIT, check=False)
+        except subprocess.TimeoutExpired:
+            return f"{file} (hangs)"
+        if done.returncode:
+            return file
+    return None
+
+
+def digest(file: str) -> str:
+    """Of a source and its tests: an outcome holds as long as neither changes."""
+    parts = [(ROOT / name).read_bytes() for name in (file, *TESTS[file])]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def known(path: Path) -> dict[str, dict[str, str]]:
+    """Outcomes of earlier runs that still hold; a torn last line is left out."""
+    found: dict[str, dict[str, str]] = {}
+    for text in path.read_text("utf-8").splitlines() if path.exists() else []:
+        try:
+            entry = json.loads(text)
+        except ValueError:
+            continue
+        if entry["file"] in TESTS and entry["digest"] == digest(entry["file"]):
+            found[entry["name"]] = entry
+    return found
+
+
+def run(drawn: list[Mutant], output: Path) -> dict[str, dict[str, str]]:
+    """Run the mutants that have no outcome yet; the whole code is run first and must pass."""
+    outcomes = known(output)
+    missing = [mutant for mutant in drawn if mutant.name not in outcomes]
+    green: set[str] = set()
+    with tempfile.TemporaryDirectory() as place, output.open("a", encoding="utf-8") as log:
+        folder = copied_tree(Path(place))
+        for number, mutant in enumerate(missing, start=1):
+            whole = (folder / mutant.file).read_bytes()
+            if mutant.file not in green:
+                failed = tests_fail(folder, TESTS[mutant.file])
+                if failed:
+                    raise SystemExit(f"error: {failed} fails without any mutant: nothing can be said of {mutant.file}")
+                green.add(mutant.file)
+            started = time.monotonic()
+            (folder / mutant.file).write_text(source_of(mutant), "utf-8")
+            try:
+                killer = tests_fail(folder, TESTS[mutant.file])
+            finally:
+                (folder / mutant.file).write_bytes(whole)
+            entry = {"name": mutant.name, "file": mutant.file, "what": mutant.what, "digest": digest(mutant.file),
+                     "killed_by": killer or ""}  # fmt: skip
+            outcomes[mutant.name] = entry
+            log.write(json.dumps(entry) + "\n")
+            log.flush()
+            verdict = f"killed by {killer}" if killer else "SURVIVED"
+            spent = time.monotonic() - started
+            print(f"{number}/{len(missing)} {mutant.name} {mutant.what}: {verdict} ({spent:.0f} s)", flush=True)
+    return outcomes
+
+
+def report(drawn: list[Mutant], outcomes: dict[str, dict[str, str]]) -> str:
+    """Score a file, then each survivor with its line."""
+    rows = []
+    for file in dict.fromkeys(mutant.file for mutant in drawn):
+        own = [outcomes[mutant.name] for mutant in drawn if mutant.file == file]
+        killed = sum(bool(entry["killed_by"]) for entry in own)
+        rows.append(f"{file}: {killed} of {len(own)} killed ({100 * killed / len(own):.0f} %)")
+    killed = sum(bool(outcomes[mutant.name]["killed_by"]) for mutant in drawn)
+    rows.append(f"all: {killed} of {len(drawn)} killed ({100 * killed / max(len(drawn), 1):.1f} %)")
+    for mutant in drawn:
+        if not outcomes[mutant.name]["killed_by"]:
+            line = (ROOT / mutant.file).read_text("utf-8").splitlines()[mutant.line - 1].strip()
+            rows.append(f"survivor {mutant.file}:{mutant.line} ({mutant.what}): {line}")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """0 if at least ``--score`` of the mutants are killed."""
+    parser = argparse.ArgumentParser(description="Mutation testing of the most critical files.")
+    parser.add_argument("--number", type=int, default=200, help="mutants in all (200)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", nargs="*", default=list(TESTS), choices=list(TESTS))
+    parser.add_argument("--output", type=Path, default=Path("mutants.jsonl"), help="outcomes; an earlier run goes on")
+    parser.add_argument("--score", type=float, default=0.9, help="share that must be killed (0.9)")
+    parser.add_argument("--list", action="store_true", help="only show which mutants are drawn")
+    asked = parser.parse_args()
+    drawn = sample(asked.files, asked.number, asked.seed)
+    if asked.list:
+        print("\n".join(f"{mutant.name} {mutant.what}" for mutant in drawn))
+        return 0
+    outcomes = run(drawn, asked.output)
+    print(report(drawn, outcomes))
+    killed = sum(bool(outcomes[mutant.name]["killed_by"]) for mutant in drawn)
+    return 0 if killed >= asked.score * len(drawn) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
