@@ -34,6 +34,7 @@ def test_it_runs_and_is_stored_as_it_ran(path: Path, tmp_path: Path, monkeypatch
     assert "$" in "".join(cell.source for cell in stored.cells if cell.cell_type == "markdown")  # formulas
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel draws its figures into the notebook
     fresh = nbformat.read(path, as_version=4)
     NotebookClient(fresh, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert figures(fresh) == figures(stored) >= 2

@@ -59,7 +59,7 @@ def test_the_defaults_are_those_of_the_ranges() -> None:
     signature = inspect.signature(PrivateTrainer.__init__).parameters
     for name, default in SGD_OPTIONS.items():
         assert signature[name].default == default, name
-    own_last = [*SGD_OPTIONS, "secure_noise", "gradients"]
+    own_last = [*SGD_OPTIONS, "secure_noise", "gradients", "shares"]
     assert [*signature][-len(own_last) :] == own_last, "appended: the old order stays"
     for estimator in (DPSGDClassifier, DPSGDRegressor):
         own = inspect.signature(estimator.__init__).parameters
