@@ -49,7 +49,7 @@ FLOAT32_MARGIN = 1.0 - 2.0**-10
 of such a sum depends on who else is in it.  A measured margin, not a proof: records that were not made for it exceeded
 C by up to 4e-5 of it; records and an order made for the matrix product's blocks by up to 1 %."""
 
-PIECE = 2**17  # noise for so many parameters is held at a time
+PIECE = 2**19  # noise for so many parameters is held at a time
 
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from dpml import sgd
 from dpml.errors import ConfigError, DataError, LedgerError, ModelError
 from dpml.mechanisms import FixedNoise, SecretNoise
 from dpml.mechanisms.lattice import Grid
+from dpml.sgd import engine
 from dpml.sgd.engine import draw_noise, released_sum
 from dpml.sgd.models import ModelLoss
 
@@ -419,3 +420,25 @@ def test_the_released_sum_is_that_of_the_grid():
     drawn = draw_noise(Kept(), 1.0, 7)
     drawn *= 2.0
     assert not np.array_equal(drawn, noise)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 4, 5, 12, 13, 100])
+def test_noise_in_pieces_covers_every_parameter_once(monkeypatch, piece):
+    """13 parameters, no record: what is released is the noise that was drawn, entry by entry, in order."""
+    monkeypatch.setattr(engine, "PIECE", piece)
+    model = sgd.build_model("mlp", 2, 2, hidden=(3,), seed=0).double()
+    size = sum(p.numel() for p in model.parameters())
+    total = torch.zeros(size)
+    pieces = engine.in_pieces(total)
+    assert torch.equal(torch.cat([torch.full_like(part, 1.0) for part in pieces]), torch.ones(size))
+    assert {part.data_ptr() for part in pieces} == {total[i:].data_ptr() for i in range(0, size, len(pieces[0]))}
+    assert len(pieces[0]) <= piece
+    plan = small_plan(steps=1, momentum=0.0, learning_rate=1.0)
+    X, y = np.zeros((0, 2)), np.zeros(0, dtype=np.int64)
+    trained, _, _, noise = run(plan, X, y, model=model)
+    drawn = np.concatenate([np.ravel(values) for std, values in noise.normals])
+    assert {std for std, _ in noise.normals} == {plan.noise_multiplier * plan.max_grad_norm}
+    kept = np.concatenate([np.ravel(v)[: len(part)] for (_, v), part in zip(noise.normals, pieces, strict=True)])
+    moved = (parameters_of(model) - parameters_of(trained)) * plan.expected_batch_size
+    np.testing.assert_allclose(moved, kept, atol=2 * Grid(plan.max_grad_norm, size).spacing)
+    assert len(np.unique(drawn)) == len(drawn) >= size
