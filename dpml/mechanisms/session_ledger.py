@@ -208,6 +208,8 @@ class SessionLedger:
         except FileNotFoundError:
             if len(self._lines) > 1:  # the first charge was marked before it was used
                 raise LedgerError(f"{path.with_name(MARK)} is missing, which says how long {path} is.") from None
+            if self._lines:  # killed between the first line and its mark: a second such kill must not lock the session
+                self._set_mark(path)
             return
         except OSError as error:
             raise self._failure("read the mark of", error) from error

@@ -172,3 +172,11 @@ def test_one_cell_that_is_no_number_does_not_change_how_a_csv_column_is_read(que
     first, second = (np.asarray(query.exact(frame), dtype=float) for frame in (without, with_it))
     assert np.abs(first - second).sum() <= query.sensitivity("add_remove", "l1")
     assert first.max() >= 39
+
+
+def test_a_session_killed_before_its_first_mark_is_marked_when_it_is_opened(tmp_path):
+    PrivateSession(DATA, PureBudget(1.0), folder=tmp_path)
+    mark = (tmp_path / MARK).read_bytes()
+    (tmp_path / MARK).unlink()
+    PrivateSession(DATA, PureBudget(1.0), folder=tmp_path)
+    assert (tmp_path / MARK).read_bytes() == mark
