@@ -244,7 +244,8 @@ class DatasetLedger:
                 self._sync_folder()
             yield handle
         finally:
-            os.close(handle)  # releases the lock
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing would not, where a child was forked meanwhile
+            os.close(handle)
 
     def _sync_folder(self) -> None:
         try:

@@ -206,7 +206,7 @@ def read_raw(path: Path, columns: list[str]) -> RawTable:
         if file_format(path) == ".parquet":
             import pyarrow.parquet as parquet
 
-            table = parquet.read_table(path, columns=columns)
+            table = _dates_as_text(parquet.read_table(path, columns=columns))
             nested = [name for name in columns if _is_nested(table.schema.field(name).type)]
             if nested:
                 raise DataError(f"The column {nested[0]!r} of {str(path)!r} is nested. Store one value a cell.")
@@ -224,6 +224,22 @@ def read_raw(path: Path, columns: list[str]) -> RawTable:
 
 def _zipped(path: Path) -> bool:
     return file_format(path) == ".csv.gz"
+
+
+def _dates_as_text(table: Any) -> Any:
+    """Dates and times of day as their ISO texts: Python's have no room for all that Parquet's can be, so that one
+    record would end the run with an error that shows it."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    for place, field in enumerate(table.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_date(kind) or pa.types.is_time(kind):
+            text = table.column(place).cast(kind).cast(pa.string())
+            if pa.types.is_time(kind):
+                text = compute.replace_substring_regex(text, r"\.0+$", "")
+            table = table.set_column(place, field.name, text)
+    return table
 
 
 def _is_nested(kind: Any) -> bool:

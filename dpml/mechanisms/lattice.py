@@ -64,12 +64,15 @@ class Grid:
         """The factor for the clip bound, 1 - 2^-10."""
         return 1.0 - 2.0**-SHRINK_BITS
 
-    def release(self, total: ArrayLike, noise: ArrayLike) -> NDArray[np.float64]:
-        """``g · (rint(total/g) + rint(noise/g))``, exactly: a new float64 array of multiples of g.
+    def release(
+        self, total: ArrayLike, noise: ArrayLike, out: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """``g · (rint(total/g) + rint(noise/g))``, exactly: a float64 array of multiples of g.
 
         Args:
             total: the sum of the clipped contributions, any shape.
             noise: independent noise of the same shape, scaled for sensitivity C.
+            out: where to put it, one-dimensional, of the same size; may be ``total`` itself.  Default: a new array.
 
         Values beyond 2^52 steps of the grid are moved to ±2^52 steps, which brings neighbouring sums no further apart.
 
@@ -85,7 +88,8 @@ class Grid:
         if not within(right, limit):
             raise errors.invalid("noise", "an array", f"finite and at most {limit:.3g} in size")
         left = saturated(left, limit)
-        out, scratch = np.empty(left.size), np.empty(min(left.size, BLOCK))
+        out = np.empty(left.size) if out is None else out
+        scratch = np.empty(min(left.size, BLOCK))
         for start in range(0, out.size, BLOCK):
             part = slice(start, start + BLOCK)
             sums = to_steps(left[part], self.spacing, scratch)

@@ -89,7 +89,7 @@ class SecretNoise:
     Normal and uniform draws have streams of their own, one per thread each, and short requests for normal draws one
     more.  Every stream gets its own key from :mod:`secrets` when the object is made, and again in a child process after
     a fork (both sides would otherwise draw the same noise).  Large requests are filled by all threads together, others
-    by the caller's; requests from several threads are served one after the other.  No public attribute or method shows
+    by the asking thread alone, several of them side by side.  No public attribute or method shows
     a key, and the object can be neither pickled nor copied: a copy would repeat the streams.
 
     Args:

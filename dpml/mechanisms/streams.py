@@ -1,9 +1,10 @@
 """Several random streams that fill one array together, in threads: the mechanics below :mod:`dpml.mechanisms.noise`.
 
-A :class:`Bank` holds independent generators (one key each).  A large request is cut into parts; every worker thread
-owns one generator and takes the next part until none is left, so that a thread which the operating system holds up
-delays nobody.  Which generator fills which part depends on timing only through draws that are already delivered, and
-every draw moves its generator on: all draws of all requests are independent, and none is used twice.
+A :class:`Bank` holds independent generators (one key each).  A large request is cut into parts; every thread takes the
+next part, and for it a generator that nobody holds, until none is left, so that a thread which the operating system
+holds up delays nobody.  Small requests of several threads are served side by side, each by a generator of its own.
+Which generator fills which part depends on timing only through draws that are already delivered, and every draw moves
+its generator on: all draws of all requests are independent, and none is used twice.
 numpy's generators release the interpreter lock while they fill an array (a test looks).
 """
 
@@ -12,12 +13,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Item = TypeVar("Item")
 Draw = Callable[[np.random.Generator, NDArray[np.float64]], None]
 
 PART = 1 << 15  # draws that a thread takes at a time: 256 KiB stay in its cache while they are scaled
@@ -63,20 +67,63 @@ class Pool:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 
-    def submit(self, work: Callable[[np.random.Generator], int], stream: np.random.Generator) -> Future[int]:
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self.count, thread_name_prefix="dpml-noise")
-        return self._executor.submit(work, stream)
+        return self._executor.submit(work)
+
+    def share(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
+        """``work(item)`` for every item, once each, in the calling thread and the pool's at the same time.
+
+        Raises:
+            whatever ``work`` raises, in any thread, when all threads have stopped; items may then be left over.
+        """
+        left = deque(items)
+
+        def work_off() -> None:
+            while True:
+                try:
+                    item = left.popleft()
+                except IndexError:
+                    return
+                work(item)
+
+        helpers: list[Future[None]] = []
+        try:
+            for _ in range(min(self.count, len(left) - 1)):
+                helpers.append(self._submit(work_off))
+            work_off()
+        finally:  # also after an interrupt: nobody may still write when the caller goes on
+            left.clear()
+            started = [helper for helper in helpers if not helper.cancel()]
+            wait(started)
+        for helper in started:
+            helper.result()
 
 
 class Bank:
-    """Independent generators behind one lock; the first serves the calling thread, the others the pool's."""
+    """Independent generators, each held by one thread at a time."""
 
     def __init__(self, streams: Sequence[np.random.Generator], pool: Pool) -> None:
         self.streams = tuple(streams)
         self._pool = pool
-        self._lock = threading.Lock()
+        self._free = threading.Condition()
+        self._idle = deque(self.streams)
+
+    @contextmanager
+    def _held(self) -> Iterator[np.random.Generator]:
+        """A generator that nobody else draws from meanwhile."""
+        with self._free:
+            while not self._idle:
+                self._free.wait()
+            stream = self._idle.popleft()
+        try:
+            yield stream
+        finally:
+            with self._free:
+                self._idle.appendleft(stream)
+                self._free.notify()
 
     def fill(self, out: NDArray[np.float64], draw: Draw) -> None:
         """Fill the one-dimensional ``out``: ``draw(stream, part)`` for parts that cover it, each once.
@@ -84,34 +131,17 @@ class Bank:
         Raises:
             whatever ``draw`` raises, in any thread, when all threads have stopped.
         """
-        with self._lock:
-            if out.size < PARALLEL_FROM or len(self.streams) == 1:
-                draw(self.streams[0], out)
-            else:
-                self._fill_together(out, draw)
+        if out.size < PARALLEL_FROM or len(self.streams) == 1:
+            with self._held() as stream:
+                draw(stream, out)
+            return
+        done: list[int] = []
 
-    def _fill_together(self, out: NDArray[np.float64], draw: Draw) -> None:
-        left = deque(parts(out.size))
-
-        def work(stream: np.random.Generator) -> int:
-            done = 0
-            while True:
-                try:
-                    part = left.popleft()
-                except IndexError:
-                    return done
+        def fill_part(part: slice) -> None:
+            with self._held() as stream:
                 draw(stream, out[part])
-                done += part.stop - part.start
+            done.append(part.stop - part.start)
 
-        helpers: list[Future[int]] = []
-        try:
-            for stream in self.streams[1 : len(left)]:
-                helpers.append(self._pool.submit(work, stream))
-            done = work(self.streams[0])
-        finally:  # also after an interrupt: nobody may still write when the lock is given up
-            left.clear()
-            started = [helper for helper in helpers if not helper.cancel()]
-            wait(started)
-        done += sum(helper.result() for helper in started)
-        if done != out.size:
+        self._pool.share(fill_part, parts(out.size))
+        if sum(done) != out.size:
             raise AssertionError("a part of the noise was not drawn")  # cannot happen; zeros would be no noise at all

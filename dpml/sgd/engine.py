@@ -15,7 +15,6 @@ bound is a thousandth smaller than C; a float32 model's is a thousandth smaller 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ from torch import nn
 
 from dpml.accounting import Event
 from dpml.errors import DataError
-from dpml.mechanisms import NoiseSource, Prefetch
+from dpml.mechanisms import NoiseSource, Prefetch, streams
 from dpml.mechanisms.lattice import MAX_STEPS, Grid
 from dpml.sgd.adaptive import next_clip, noisy_count
 from dpml.sgd.batches import Batch, Rows, as_rows
@@ -49,7 +48,9 @@ FLOAT32_MARGIN = 1.0 - 2.0**-10
 of such a sum depends on who else is in it.  A measured margin, not a proof: records that were not made for it exceeded
 C by up to 4e-5 of it; records and an order made for the matrix product's blocks by up to 1 %."""
 
-PIECE = 2**19  # noise for so many parameters is held at a time
+PIECE = 2**15 - 64
+"""Noise for so many parameters is held at a time by each thread: what its cache holds, and a part of the noise source
+that one thread fills."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ def fit_dp_sgd(
     clipper = Clipper(working, ModelLoss(loss or per_example_loss), rows.zeros(), gradients)
     refuse_fault(clipper.fault, rows.zeros())
     refuse_silent(model, ModelLoss(loss or per_example_loss), rows.zeros())
-    stepper = Stepper(plan, clipper, Prefetch(noise), target, secure_noise, team)
+    stepper = Stepper(plan, clipper, noise, target, secure_noise, team)
     stepper.clip = state["clip"]
 
     first = int(state["step"])
@@ -176,12 +177,15 @@ class Stepper:
         self,
         plan: DPSGDPlan,
         clipper: Clipper,
-        noise: Prefetch,
+        noise: NoiseSource,
         device: torch.device,
         secure_noise: bool = True,
         team: Team | None = None,
     ) -> None:
-        self.plan, self.clipper, self.noise, self.team = plan, clipper, noise, team or Alone()
+        self.plan, self.clipper, self.team = plan, clipper, team or Alone()
+        self._ahead = Prefetch(noise) if device.type != "cpu" else None  # a processor has nothing to spare meanwhile
+        self.noise: NoiseSource = self._ahead or noise
+        self._pool = streams.Pool(min(streams.usable_threads(), torch.get_num_threads()) - 1)
         self.clip = plan.max_grad_norm
         self.notes = _Diagnostics()
         self._size = clipper.size
@@ -200,9 +204,16 @@ class Stepper:
         total, norms = self.clipper.flat(batch, bound, plan.micro_batch_size, kind, self._total)
         self.notes.record(norms, self.clip)
         std = noise_std(plan, self.clip) * self.team.noise_share
+
+        def release(piece: torch.Tensor) -> None:
+            released_sum(grid, piece, self._drawn(std, len(piece)))
+
         pieces = in_pieces(total)
-        for piece in pieces:
-            released_sum(grid, piece, self._drawn(std, len(pieces[0]))[: len(piece)])
+        if self.noise.secret:
+            self._pool.share(release, pieces)
+        else:  # a test's source: in order
+            for piece in pieces:
+                release(piece)
         noisy = self.team.total(total).div_(normaliser(plan))
         if plan.clipping == "adaptive":
             count = noisy_count(plan, norms, self.clip, self.noise.normal, self.team.noise_share, self.team.size)
@@ -224,17 +235,13 @@ class Stepper:
         return noise_std(self.plan, self.clip) / normaliser(self.plan)
 
     def close(self) -> None:
-        self.noise.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 def in_pieces(total: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Views of ``(p,)`` that get their noise one after the other, so that little of it is held; none on CUDA.
-
-    All but the last are of one size, the one that :class:`Prefetch` draws in advance.
-    """
-    if total.device.type != "cpu":
-        return (total,)
-    return total.split(math.ceil(len(total) / math.ceil(len(total) / PIECE)))
+    """Views of ``(p,)`` that get their noise side by side, so that little of it is held; all at once on CUDA."""
+    return (total,) if total.device.type != "cpu" else total.split(PIECE)
 
 
 def draw_noise(noise: NoiseSource, std: float, size: int) -> np.ndarray:
@@ -259,7 +266,7 @@ def clip_bound(clip: float, grid: Grid, double: bool) -> float:
 
 
 def released_sum(grid: Grid, total: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Multiples of the grid's spacing, float64 ``(p,)``: what :meth:`Grid.release` gives, by torch and on any device.
+    """What :meth:`Grid.release` gives, float64 ``(p,)``, on any device.
 
     Args:
         total: the clipped sum of all parameters ``(p,)``; it becomes the result.
@@ -268,12 +275,15 @@ def released_sum(grid: Grid, total: torch.Tensor, noise: torch.Tensor) -> torch.
     Raises:
         DataError: a sum that is not a number (its sensitivity would not be bounded; clipped sums never are).
     """
+    if total.device.type == "cpu":
+        grid.release(total.numpy(), noise.numpy(), out=total.numpy())
+        return total
     scale = 1.0 / grid.spacing  # exact: the spacing is a power of two
     total.mul_(scale).round_()
     least, greatest = torch.aminmax(total)  # NaN where there is one
     if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):
         if bool(total.isnan().any()):
-            raise DataError("a clipped sum is not a number. This is a bug in dpml; please report it.")
+            raise DataError("a clipped sum is NaN. This is a bug in dpml; please report it.")
         total.clamp_(-MAX_STEPS, MAX_STEPS)
     total.add_(noise.mul_(scale).round_())
     return total.mul_(grid.spacing).add_(0.0)  # -0.0 becomes 0.0: the sign of a zero would be a bit without noise

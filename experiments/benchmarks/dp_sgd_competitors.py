@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpml import sgd
-from dpml.mechanisms import NoiseSource, Prefetch, SecretNoise
+from dpml.mechanisms import NoiseSource, SecretNoise
 from dpml.sgd import engine
 from dpml.sgd.clipping import Clipper
 from dpml.sgd.optimizers import Optimizer
@@ -180,7 +180,7 @@ def plan_of(size: int, n_parameters: int) -> Any:
     )  # fmt: skip
 
 
-def drawn_ahead(noise: Prefetch) -> None:
+def drawn_ahead(noise: NoiseSource) -> None:
     """Wait for the vector that is being drawn in the background: what a step sets off belongs into its time."""
     pending = getattr(getattr(noise, "_Prefetch__ahead", None), "pending", None)
     if isinstance(pending, Future):
@@ -204,16 +204,16 @@ def our_step(task: Task, size: int, noise: NoiseSource, device: str = "cpu") -> 
     """One step as ``fit_dp_sgd`` makes it, of its own parts; on CUDA a source that is not secret is the device's."""
     model, batch, count = task.model(device), task.batch(size, device), itertools.count()
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    plan, ahead = plan_of(size, sum(p.numel() for p in parameters.values())), Prefetch(noise)
+    plan = plan_of(size, sum(p.numel() for p in parameters.values()))
     clipper = Clipper(model, sgd.ModelLoss(), batch)
-    stepper = engine.Stepper(plan, clipper, ahead, torch.device(device), noise.secret)
+    stepper = engine.Stepper(plan, clipper, noise, torch.device(device), noise.secret)
     optimizer = Optimizer(plan, parameters)
 
     def step() -> None:
         std = stepper.noise_std_per_entry
         optimizer.step(next(count) % plan.steps, stepper.gradient(batch), std)
 
-    return Step(step, lambda: drawn_ahead(ahead))
+    return Step(step, lambda: drawn_ahead(stepper.noise))
 
 
 def opacus_parts(task: Task, size: int, mode: str, device: str, sigma: float) -> tuple[Step, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpml.data import PrivateData, read_table
@@ -331,3 +333,23 @@ def test_read_table_for_scoring_keeps_every_row(tmp_path: Path) -> None:
         DataError, match=r"1 lines with too many or too few fields.*\(line 2 is the first\).*spans lines"
     ):
         read_table(csv(tmp_path / "bad.csv", "town,age\na,1,x\nb,2\n"), ["age"])
+
+
+@pytest.mark.parametrize("unit", ["date32", "date64", "time32", "time64"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_a_date_that_python_cannot_hold_is_one_bad_cell(tmp_path: Path, unit: str, dictionary: bool) -> None:
+    """Parquet's days reach beyond year 9999 and its times beyond 24 h: such a record must neither stop the run nor be
+    shown; the others' categories are the ISO texts."""
+    types = {"date32": pa.date32(), "date64": pa.date64(), "time32": pa.time32("s"), "time64": pa.time64("us")}
+    whole = pa.int32() if unit.endswith("32") else pa.int64()
+    day = {"date32": 1, "date64": 86_400_000, "time32": 60, "time64": 60_000_000}[unit]
+    text = "1970-01-02" if unit.startswith("date") else "00:01:00"
+    cells = pa.array([0, day, 2 ** (whole.bit_width - 1) - 1], type=whole).view(types[unit])
+    table = pa.table({"when": cells.dictionary_encode() if dictionary else cells, "label": ["no", "yes", "no"]})
+    pq.write_table(table, tmp_path / "p.parquet")
+    column = {"kind": "categorical", "categories": [text], "on_invalid": "other"}
+    schema = {"n_declared": 10, "target": {"name": "label", "classes": ["no", "yes"]}, "columns": {"when": column}}
+    records = PrivateData.from_table(tmp_path / "p.parquet", schema).load(FixedNoise(0))
+    assert len(records.X) == 3
+    assert np.array_equal(records.X[0], records.X[2])  # both are none of the categories
+    assert not np.array_equal(records.X[0], records.X[1])

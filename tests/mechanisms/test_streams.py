@@ -49,7 +49,7 @@ def test_the_other_threads_work_while_one_draws():
     assert partly > 0
 
 
-def test_large_requests_use_every_stream_and_small_ones_the_first():
+def test_large_requests_use_every_stream_and_small_ones_one():
     """Every stream's position moves, as its cipher's state tells; every worker waits until all have begun."""
     bank = SecretNoise(threads=3)._current().normal
     all_here, used = threading.Barrier(3, timeout=30), {}
@@ -65,7 +65,8 @@ def test_large_requests_use_every_stream_and_small_ones_the_first():
     assert {id(s) for s in used.values()} == {id(s) for s in bank.streams}
     seen = []
     bank.fill(np.empty(streams.PARALLEL_FROM - 1), lambda stream, _: seen.append(stream))
-    assert seen == [bank.streams[0]]
+    assert len(seen) == 1
+    assert any(seen[0] is stream for stream in bank.streams)
 
 
 def test_draws_of_different_streams_are_not_correlated():
@@ -104,7 +105,7 @@ def test_threads_that_draw_at_the_same_time_get_different_draws():
 def test_coins_and_single_numbers_do_not_wait_for_a_large_draw():
     """A vector that is drawn in the background does not hold up the sampling of the next batch, or a noisy count."""
     source = SecretNoise(threads=2)
-    with source._current().normal._lock:
+    with source._current().normal._free:
         for request in (lambda: source.uniform(5), lambda: source.normal(1.0, 5)):
             worker = threading.Thread(target=request, daemon=True)
             worker.start()
@@ -153,7 +154,7 @@ source = SecretNoise(threads=2)
 ahead = Prefetch(source)
 ahead.normal(1.0, streams.PARALLEL_FROM)
 keyed = source._current()
-with keyed.normal._lock, keyed.uniform._lock, ahead._current().lock:  # as if other threads were drawing
+with keyed.normal._free, keyed.uniform._free, ahead._current().lock:  # as if other threads were drawing
     child = os.fork()
     if child == 0:
         source.normal(1.0, streams.PARALLEL_FROM), source.uniform(3), ahead.normal(1.0, streams.PARALLEL_FROM)
