@@ -10,6 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from dpml.accounting import advanced, composition, exact, gdp, optimal, pld, renyi, zcdp
+from dpml.accounting.checks import ACCOUNTANTS as ACCOUNTANTS
 from dpml.accounting.checks import ADD_REMOVE, check_number, check_one_of, check_relation
 from dpml.accounting.conversions import check_array
 from dpml.accounting.events import Event, Group, SelfComposed, check_event
@@ -26,7 +27,6 @@ _MODULES: dict[str, ModuleType] = {
     "advanced": advanced,
     "basic": composition,
 }
-ACCOUNTANTS = ("best", *_MODULES)
 _SMALLEST = 5e-324
 
 
@@ -59,6 +59,12 @@ def epsilon(event: Event, delta: float, *, accountant: str = "best", neighboring
     Raises:
         ConfigError: an argument out of range.
         UnsupportedEventError: the accountant cannot bound the event; both are named.
+
+    >>> from dpml import accounting as acc
+    >>> acc.epsilon(acc.Laplace(2.0), delta=0.0)  # noise of scale 2 on sensitivity 1
+    0.5
+    >>> round(acc.epsilon(acc.Gaussian(1.0), delta=1e-5), 3)
+    4.377
     """
     delta = check_number("delta", delta, 0.0, 1.0, below=True)
     check_relation(neighboring_relation)
@@ -72,7 +78,12 @@ def epsilon(event: Event, delta: float, *, accountant: str = "best", neighboring
 
 
 def delta(event: Event, epsilon: float, *, accountant: str = "best", neighboring_relation: str = ADD_REMOVE) -> float:
-    """An upper bound on the smallest δ for which ``event`` is (ε, δ)-DP; arguments and errors as :func:`epsilon`."""
+    """An upper bound on the smallest δ for which ``event`` is (ε, δ)-DP; arguments and errors as :func:`epsilon`.
+
+    >>> from dpml import accounting as acc
+    >>> round(acc.delta(acc.Gaussian(1.0), epsilon=1.0), 4)  # Φ(-1/2) - e Φ(-3/2)
+    0.1269
+    """
     epsilon = check_number("epsilon", epsilon, 0.0)
     check_relation(neighboring_relation)
     _check(event, accountant)
@@ -92,6 +103,11 @@ def interval(event: Event, delta: float, *, neighboring_relation: str = ADD_REMO
     The upper end is what ``best`` reports.  The lower end is proved too: by the exact accountant on the whole event, or
     else on the parts that it serves (a composition is never more private than its parts).  Both are about the worst
     pair of data sets that the event's description allows.
+
+    >>> from dpml import accounting as acc
+    >>> found = acc.interval(acc.SelfComposed(acc.Gaussian(2.0), 4), delta=1e-5)
+    >>> round(found.low, 3), round(found.high, 3)  # μ = √(4/2²) = 1
+    (4.377, 4.377)
     """
     high, name = best(event, delta, neighboring_relation=neighboring_relation)
     if delta == 0 or high == 0:
@@ -139,14 +155,24 @@ def _or_group(event: Event, bound: Callable, chained: str, value: float, relatio
 
 
 def rdp(event: Event, orders: np.ndarray, *, neighboring_relation: str = ADD_REMOVE) -> np.ndarray:
-    """Rényi divergence (larger of both directions) at each order > 1, shape as ``orders``."""
+    """Rényi divergence (larger of both directions) at each order > 1, shape as ``orders``.
+
+    >>> from dpml import accounting as acc
+    >>> acc.rdp(acc.Gaussian(1.0), np.array([2.0, 10.0])).tolist()  # order/2
+    [1.0, 5.0]
+    """
     check_relation(neighboring_relation)
     _check(event, "rdp")
     return renyi.rdp(event, check_array("orders", orders, "finite numbers > 1"), neighboring_relation)
 
 
 def rho(event: Event, *, neighboring_relation: str = ADD_REMOVE) -> float:
-    """ρ of zero-concentrated DP; Poisson sampling does not amplify it."""
+    """ρ of zero-concentrated DP; Poisson sampling does not amplify it.
+
+    >>> from dpml import accounting as acc
+    >>> acc.rho(acc.SelfComposed(acc.Gaussian(2.0), 4))  # 4/(2·2²)
+    0.5
+    """
     check_relation(neighboring_relation)
     _check(event, "zcdp")
     return zcdp.rho(event, neighboring_relation)

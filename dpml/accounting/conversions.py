@@ -79,6 +79,9 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     """Smallest δ for which a μ-Gaussian pair (μ = sensitivity ÷ noise std) is (ε, δ)-DP; ε, μ ≥ 0.
 
     Source: Balle & Wang 2018, Theorem 8.  Raises ConfigError for negative or non-finite arguments.
+
+    >>> round(gaussian_delta(1.0, 1.0), 4)  # Φ(-1/2) - e Φ(-3/2)
+    0.1269
     """
     epsilon, mu = check_number("epsilon", epsilon, 0.0), check_number("mu", mu, 0.0)
     return min(1.0, math.exp(gaussian_log_delta(epsilon, mu)) * UP)
@@ -312,7 +315,11 @@ def largest_zcdp_rho(epsilon: float, delta: float, *, form: str = "tight") -> fl
 
 
 def zcdp_to_rdp(rho: float, orders: np.ndarray) -> np.ndarray:
-    """The Rényi curve ρα of ρ-zCDP (Bun & Steinke 2016, Definition 1.1) at orders α ≥ 1, shape as ``orders``."""
+    """The Rényi curve ρα of ρ-zCDP (Bun & Steinke 2016, Definition 1.1) at orders α ≥ 1, shape as ``orders``.
+
+    >>> zcdp_to_rdp(0.5, np.array([2.0, 4.0])).round(9).tolist()
+    [1.0, 2.0]
+    """
     rho, orders = _check_or_inf("rho", rho), _check_orders(orders)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.where(orders < math.inf, rho * orders * UP, math.inf if rho else 0.0)
@@ -414,7 +421,11 @@ def pure_to_gdp(epsilon: float) -> float:
 
 
 def gdp_to_zcdp(mu: float) -> float:
-    """ρ = μ²/2 of μ-GDP: its Rényi curve is the Gaussian's, αμ²/2 (Dong, Roth & Su 2022, Corollary B.6)."""
+    """ρ = μ²/2 of μ-GDP: its Rényi curve is the Gaussian's, αμ²/2 (Dong, Roth & Su 2022, Corollary B.6).
+
+    >>> round(gdp_to_zcdp(2.0), 9)
+    2.0
+    """
     mu = check_number("mu", mu, 0.0)
     return mu * mu / 2 * UP
 
@@ -455,6 +466,9 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
     The proof needs ε < 1, and for large ε the formula is NOT private: use :func:`gaussian_noise_multiplier`, which is
     smaller wherever both hold.
+
+    >>> round(classical_gaussian_noise_multiplier(0.5, 1e-5), 3)  # √(2 log(1.25/δ))/ε
+    9.69
     """
     if isinstance(epsilon, float | int) and not isinstance(epsilon, bool) and 1 <= epsilon < math.inf:
         raise invalid(

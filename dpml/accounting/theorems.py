@@ -98,12 +98,20 @@ def advanced_composition_heterogeneous(
 
 
 def compose_zcdp(rhos: Sequence[float]) -> float:
-    """Σ ρⱼ of releases that are ρⱼ-zCDP  (Bun & Steinke 2016, Lemma 1.7)."""
+    """Σ ρⱼ of releases that are ρⱼ-zCDP  (Bun & Steinke 2016, Lemma 1.7).
+
+    >>> compose_zcdp([0.125, 0.25])
+    0.375
+    """
     return _sum_up((check_number("rhos", rho, 0.0), 1) for rho in check_list("rhos", rhos))
 
 
 def compose_gdp(mus: Sequence[float]) -> float:
-    """√(Σ μⱼ²) of releases that are μⱼ-GDP  (Dong, Roth & Su 2022, Corollary 3.3)."""
+    """√(Σ μⱼ²) of releases that are μⱼ-GDP  (Dong, Roth & Su 2022, Corollary 3.3).
+
+    >>> round(compose_gdp([3.0, 4.0]), 9)
+    5.0
+    """
     return math.hypot(*(check_number("mus", mu, 0.0) for mu in check_list("mus", mus))) * UP
 
 
