@@ -6,10 +6,14 @@ hydra.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpml.version import __version__
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout can be run by any Python; pip refuses by itself
+    raise ImportError(f"dpml needs Python 3.11 or newer; this is Python {'.'.join(map(str, sys.version_info[:3]))}.")
 
 if TYPE_CHECKING:
     from dpml.data import PrivateData

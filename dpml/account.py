@@ -15,39 +15,42 @@ and writes infinity as "inf".
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpml.account_arguments import EVENT, JUDGE, MECHANISM, SAMPLING, add_options
-from dpml.account_compare import compare_verb, compose_verb, tradeoff_verb
-from dpml.account_verbs import (
-    delta_verb,
-    epochs_verb,
-    epsilon_verb,
-    group_verb,
-    interval_verb,
-    noise_verb,
-    rate_verb,
-    steps_verb,
-)
-from dpml.account_words import Answer
 from dpml.errors import ConfigError, DpmlError
 from dpml.results import dumps
+
+if TYPE_CHECKING:
+    from dpml.account_words import Answer
+
+EXAMPLES = """examples:
+  python -m dpml.account epsilon --noise-multiplier 1 --sample-rate 0.01 --steps 1000 --delta 1e-5
+  python -m dpml.account noise --batch-size 256 --records 60000 --epochs 20 --epsilon 3 --delta 1e-5 --json"""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb: what it is for, an example, its JSON keys, the names of its options, and what it does."""
+    """One verb: what it is for, an example, its JSON keys, the names of its options, and where it is defined."""
 
     text: str
     example: str
     keys: str
     options: str
-    run: Callable[[argparse.Namespace], Answer]
+    home: str
+
+    def run(self, options: argparse.Namespace) -> Answer:
+        """Do it; SciPy is loaded here, so that help comes at once."""
+        module, name = self.home.split(".")
+        verb: Callable[[argparse.Namespace], Answer] = getattr(import_module(f"dpml.{module}"), name)
+        return verb(options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +96,10 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}. See {self.prog} --help.")
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(found.group(1), re.findall(r"[\w-]+", found.group(2)), 1) if found else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{message}.{hint} See {self.prog} --help.")
 
     def print_help(self, file: Any = None) -> None:
         _write(self.format_help().rstrip())
@@ -101,7 +107,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog="python -m dpml.account", description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = _Parser(
+        prog="python -m dpml.account", description=__doc__, epilog=EXAMPLES, formatter_class=raw, allow_abbrev=False
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
     for name, verb in VERBS.items():
         epilog = f"example:\n  python -m dpml.account {verb.example}\n\nJSON keys: {verb.keys}"
@@ -121,14 +129,14 @@ VERBS: dict[str, Verb] = {
         f"epsilon {_SGD} --delta 1e-5",
         f"epsilon, delta, {_JUDGED}, accountant_used, interval {{low, high, accountant}}, event",
         f"{EVENT} --delta! {JUDGE}",
-        epsilon_verb,
+        "account_verbs.epsilon_verb",
     ),
     "delta": Verb(
         "δ of an event at ε.",
         f"delta {_SGD} --epsilon 2",
         f"delta, epsilon, {_JUDGED}, interval {{low, high}}, event",
         f"{EVENT} --epsilon! {JUDGE}",
-        delta_verb,
+        "account_verbs.delta_verb",
     ),
     "noise": Verb(
         "The smallest noise that meets a target; with --event all noise of the event is multiplied by one factor.",
@@ -136,35 +144,35 @@ VERBS: dict[str, Verb] = {
         f"noise_multiplier (or noise_factor), target, {_JUDGED}, epsilon and delta (or advantage and tpr_at_fpr), "
         "steps (not with --event), event",
         f"{MECHANISM} {SAMPLING} --steps --epochs --epsilon --delta --advantage --tpr --fpr {JUDGE}",
-        noise_verb,
+        "account_verbs.noise_verb",
     ),
     "steps": Verb(
         "The most steps within (ε, δ).",
         "steps --noise-multiplier 1 --sample-rate 0.01 --epsilon 3 --delta 1e-5",
         f"steps, epochs (null without sampling), epsilon, delta, {_JUDGED}, event",
         f"{MECHANISM} --noise-multiplier {SAMPLING} --epsilon! --delta! --limit {JUDGE}",
-        steps_verb,
+        "account_verbs.steps_verb",
     ),
     "rate": Verb(
         "The largest Poisson sampling rate within (ε, δ).",
         "rate --noise-multiplier 1 --steps 2000 --records 60000 --epsilon 3 --delta 1e-5",
         f"sample_rate, batch_size (null without --records), epsilon, delta, {_JUDGED}, event",
         f"{MECHANISM} --noise-multiplier --records --steps --epsilon! --delta! {JUDGE}",
-        rate_verb,
+        "account_verbs.rate_verb",
     ),
     "epochs": Verb(
         "The most epochs (and whole steps) within (ε, δ).",
         "epochs --noise-multiplier 1 --batch-size 600 --records 60000 --epsilon 3 --delta 1e-5",
         f"steps, epochs, epsilon, delta, {_JUDGED}, event",
         f"{MECHANISM} --noise-multiplier {SAMPLING} --epsilon! --delta! --limit {JUDGE}",
-        epochs_verb,
+        "account_verbs.epochs_verb",
     ),
     "group": Verb(
         "ε for groups of records, or the largest group within (ε, δ).",
         "group --noise-multiplier 50 --steps 10 --size 4 --delta 1e-5",
         f"size, epsilon, delta, {_JUDGED}, event",
         f"{EVENT} --size --epsilon --delta! {JUDGE}",
-        group_verb,
+        "account_verbs.group_verb",
     ),
     "compare": Verb(
         "ε by every accountant of this package and by those of opacus and dp-accounting where they are installed.",
@@ -172,7 +180,7 @@ VERBS: dict[str, Verb] = {
         "delta, neighboring_relation, smallest_sound, interval {low, high}, epsilon {name: ε or reason}, rows [{name, "
         "kind, epsilon, ratio, seconds, note}], event",
         f"{EVENT} --delta! --relation --no-peers --timeout",
-        compare_verb,
+        "account_compare.compare_verb",
     ),
     "tradeoff": Verb(
         "The most that an attacker can reach: advantage, true-positive rates, beliefs; the curve as PNG or CSV.",
@@ -180,7 +188,7 @@ VERBS: dict[str, Verb] = {
         "advantage, tpr_at_fpr {fpr: tpr}, accuracy, prior, posterior, posterior_of_output, delta, "
         "neighboring_relation, curve {type1_errors, type2_errors}, files, event",
         f"{EVENT} --output --picture --points --rates --prior --delta=1e-5 --relation",
-        tradeoff_verb,
+        "account_compare.tradeoff_verb",
     ),
     "compose": Verb(
         "ε of several events, ledgers or runs on the same data together.",
@@ -188,14 +196,14 @@ VERBS: dict[str, Verb] = {
         f"epsilon, delta, {_JUDGED}, accountant_used, interval {{low, high, accountant}}, parts [{{source, epsilon, "
         "event}]",
         f"FILE --delta! {JUDGE}",
-        compose_verb,
+        "account_compare.compose_verb",
     ),
     "interval": Verb(
         "A certified interval around the smallest ε of an event.",
         f"interval {_SGD} --delta 1e-5",
         "low, high, width, accountant, delta, neighboring_relation, event",
         f"{EVENT} --delta! --relation",
-        interval_verb,
+        "account_verbs.interval_verb",
     ),
 }
 

@@ -6,19 +6,23 @@ Hydra refuses unknown keys and wrong types while composing; :func:`check` then b
 
 from __future__ import annotations
 
-import difflib
 import math
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from dpml.data import PrivateData
+from dpml.config_keys import check_hydra_keys as check_hydra_keys
+from dpml.config_keys import refuse_unknown
 from dpml.errors import ConfigError, invalid
 from dpml.results import PATH_KEYS
-from dpml.trainer import PrivateTrainer
+from dpml.tracking import EXPERIMENT, check_store
+
+if TYPE_CHECKING:  # loaded on first use: --help needs neither
+    from dpml.data import PrivateData
+    from dpml.trainer import PrivateTrainer
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Digits(DataConfig):
     """scikit-learn's 8×8 digits."""
 
     name: str = "digits"
+    features: str = "pixels"
 
 
 @dataclass
@@ -68,6 +73,8 @@ class FashionMNIST(DataConfig):
 
     name: str = "fashion_mnist"
     folder: str | None = None
+    features: str = "pixels"
+    cache: str | None = None
 
 
 @dataclass
@@ -243,6 +250,7 @@ class SharesConfig:
     bounds: float = 0.0
     categories: float = 0.0
     labels: float = 0.0
+    center: float = 0.0
     metrics: float = 0.0
 
 
@@ -270,6 +278,14 @@ class GuidanceConfig:
 
 
 @dataclass
+class TrackingConfig:
+    """Where else a finished run's release is logged."""
+
+    mlflow: str | None = None
+    experiment: str = EXPERIMENT
+
+
+@dataclass
 class Config:
     """The root."""
 
@@ -278,6 +294,7 @@ class Config:
     method: MethodConfig = MISSING
     privacy: PrivacyConfig = MISSING
     guidance: GuidanceConfig = MISSING
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     device: str = "auto"
     seed: int = 0
     verbose: bool = True
@@ -313,6 +330,7 @@ GROUPS: dict[str, dict[str, type]] = {
     },
     "privacy": {"default": PrivacyConfig},
     "guidance": {"default": GuidanceConfig},
+    "tracking": {"default": TrackingConfig},
 }
 
 
@@ -351,6 +369,8 @@ def rate(name: str, value: object) -> float | str:
 
 def build_data(config: DictConfig) -> PrivateData:
     """The declared data; reads schema and header, no record."""
+    from dpml.data import PrivateData
+
     data = config.data
     match data.name:
         case "adult":
@@ -373,11 +393,14 @@ def build_data(config: DictConfig) -> PrivateData:
                 )
             return PrivateData.census_income(data.folder)
         case "digits":
-            return PrivateData.digits()
+            return PrivateData.digits(data.features)
         case "diabetes":
             return PrivateData.diabetes()
         case "fashion_mnist":
-            return PrivateData.fashion_mnist(data.folder)
+            from dpml.console import FeatureBar
+
+            shown = FeatureBar() if config.verbose else None
+            return PrivateData.fashion_mnist(data.folder, data.features, data.cache, progress=shown)
         case "synthetic":
             return PrivateData.synthetic(n=data.n, d=data.d, seed=data.seed)
     raise invalid("data.name", data.name, "one of " + ", ".join(GROUPS["data"]))
@@ -389,6 +412,8 @@ def build_trainer(config: DictConfig, run_dir: str | Path | None, **extra: Any) 
     Raises:
         ConfigError: a value out of range, an unknown device, a method that does not fit the model.
     """
+    from dpml.trainer import PrivateTrainer
+
     method, privacy, guidance = config.method, config.privacy, config.guidance
     arguments: dict[str, Any] = {k: method[k] for k in method if k != "name"}
     for name in ("learning_rate", "regularization", "solution_norm"):
@@ -436,38 +461,13 @@ def check_keys(config: DictConfig) -> None:
         ConfigError: the key, and the nearest one that exists.
     """
     known = {item.name for item in fields(Config)}
-    _refuse_unknown("", [str(key) for key in config], known)
+    refuse_unknown("", [str(key) for key in config], known)
     for group, members in GROUPS.items():
         node = config[group]
         name = str(node.get("name", "default"))
         if name not in members:
             raise invalid(f"{group}.name", name, f"one of {', '.join(members)}", f"Choose with {group}=NAME.")
-        _refuse_unknown(f"{group}.", [str(key) for key in node], {item.name for item in fields(members[name])})
-
-
-def check_hydra_keys(node: DictConfig, prefix: str = "hydra.") -> None:
-    """Refuse ``+hydra.KEY=…`` that Hydra's own typed configuration does not have; its free mappings stay free.
-
-    Raises:
-        ConfigError: the key, and the nearest one that exists.
-    """
-    kind = OmegaConf.get_type(node)
-    if not is_dataclass(kind):
-        return
-    untyped = {"env"} if prefix == "hydra." else set()  # the one group of Hydra's that its own type leaves out
-    _refuse_unknown(prefix, [str(key) for key in node], {item.name for item in fields(kind)} | untyped)
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing()):
-            check_hydra_keys(child, f"{prefix}{key!s}.")
-
-
-def _refuse_unknown(prefix: str, keys: list[str], known: set[str]) -> None:
-    for key in keys:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f" Did you mean {prefix}{near[0]}?" if near else ""
-            raise ConfigError(f"{prefix}{key} is unknown: there are {', '.join(sorted(known - {'name'}))}.{hint}")
+        refuse_unknown(f"{group}.", [str(key) for key in node], {item.name for item in fields(members[name])})
 
 
 def public_text(config: DictConfig) -> str:
@@ -490,5 +490,6 @@ def check(config: DictConfig) -> None:
     if missing:
         raise ConfigError(f"no value for {', '.join(missing)}: set it on the command line.")
     check_keys(config)
+    check_store(config.tracking.mlflow)
     trainer = build_trainer(config, run_dir=None)
     trainer.check(build_data(config))

@@ -42,6 +42,25 @@ class StepBar:
         self._bar.update(self._task, completed=step, epsilon=epsilon)
 
 
+class FeatureBar:
+    """Progress of image features on standard error, in percent; nothing where they come from the cache."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            columns = (TextColumn("features {task.percentage:.0f} %"), BarColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False)
+            self._task = self._bar.add_task("features", total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total)
+        if done >= total:
+            self._bar.stop()
+            self._bar = None
+
+
 def _grid(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -49,6 +68,11 @@ def _grid(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def audit_table(rows: Sequence[tuple[str, str]]) -> Table:
+    """What an audit found."""
+    return _grid("Audit", rows)
 
 
 def plan_table(plan: Plan) -> Table:

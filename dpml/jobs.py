@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from dpml import config as configuration
-from dpml import processes
+from dpml import processes, tracking, workers
 from dpml.console import StepBar, plan_table, result_table
 from dpml.data import PrivateData
 from dpml.errors import DpmlError, RunFolderError
@@ -49,7 +49,8 @@ def run_job(
     Raises:
         KeyboardInterrupt: Ctrl-C; the console was told how to go on.
     """
-    console, status = _console(), _Status(folder)
+    side_by_side = workers.is_worker()  # several jobs write to one terminal: a line each
+    console, status = _console(side_by_side), _Status(folder)
     try:
         configuration.check(config)
         data = configuration.build_data(config)
@@ -61,13 +62,16 @@ def run_job(
         if not resume:
             _refuse_used_folder(folder)
             status.claim()
-        with StepBar(config.verbose) as bar:
+        with StepBar(config.verbose and not side_by_side) as bar:
             result = _trained(config, trainer, data, status, bar, command_of(overrides), resume, changes or {})
         status.claim()
         if config.report:
             _write_report(folder)
         write_status(folder, "done")
         console.print(result_table(result))
+        if side_by_side:
+            workers.say(f"job {folder.name}: {_in_a_line(result)}")
+        tracking.track(folder, config.tracking.mlflow, config.tracking.experiment)
         return True
     except KeyboardInterrupt as stop:
         print(f"dpml: {str(stop) or _after_a_stop(folder)}", file=sys.stderr)
@@ -76,7 +80,10 @@ def run_job(
         failures.append(str(folder))
         expected = isinstance(error, DpmlError)
         message = str(error) if expected else f"{type(error).__name__}: {error}"
-        print(f"error: {message}", file=sys.stderr)
+        if side_by_side:
+            workers.say(f"error: job {folder.name}: {message}", 2)
+        else:
+            print(f"error: {message}", file=sys.stderr)
         if status.claimed or not (folder / "release").exists() or (resume and not expected):
             write_status(folder, "failed", error)
             if (folder / "private/traceback.txt").exists():
@@ -132,8 +139,14 @@ def kept_overrides(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if not text.lstrip("+~").startswith("hydra.")]
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+def _console(quiet: bool) -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, quiet=quiet)
+
+
+def _in_a_line(result: RunResult) -> str:
+    """Method, ε and the metric that the result shows, if it shows one."""
+    shown = [f"{name} {result.metrics[name]:.4f}" for name in ("accuracy", "r2") if name in result.metrics][:1]
+    return ", ".join([result.plan.method, f"ε = {result.guarantee.epsilon:.4g}", *shown])
 
 
 def _refuse_used_folder(folder: Path) -> None:

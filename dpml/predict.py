@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
+from dpml.errors import DataError, DpmlError, RunFolderError
 
-from dpml.data import read_table
-from dpml.errors import DataError, DpmlError
-from dpml.release import PrivateModel, load
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dpml.release import PrivateModel
+
+EXAMPLES = """examples:
+  python -m dpml.predict outputs/2026-01-31/12-00-00/release new.csv -o scores.csv
+  python -m dpml.predict outputs/2026-01-31/12-00-00 new.parquet                     scores on standard output"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,13 +24,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dpml.predict",
         description="Score a new table with a released model. Post-processing: it costs no privacy budget.",
-        epilog="example: python -m dpml.predict outputs/2030-01-31/12-00-00/release new.csv -o scores.csv",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("release", help="a run folder or its release/")
     parser.add_argument("table", help="CSV, CSV.gz or Parquet with the schema's columns (the target may be missing)")
     parser.add_argument("-o", "--output", help="CSV file for the scores; default: standard output")
     arguments = parser.parse_args(argv)
+    from dpml.data import read_table  # pandas: not for --help
+    from dpml.release import load
+
     try:
+        if not Path(arguments.release).is_dir():
+            raise RunFolderError(f"there is no folder {arguments.release!r}. Give a run folder or its release/.")
         model = load(arguments.release)
         if model.schema is None:
             raise DataError("this model was trained on arrays, not on a table: use dpml.load(...).predict(array).")
@@ -46,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _scores(model: PrivateModel, table: pd.DataFrame) -> pd.DataFrame:
     """``prediction``, and for classes a probability each, or the scores of a model without probabilities."""
+    import pandas as pd
+
     rows = model.features(table)
     predictions = model.predictions(rows)
     if model.is_regression:

@@ -53,6 +53,8 @@ class RunFolder:
         """Claim a missing or empty folder (a ``private/`` with Hydra's own files may be there)."""
         folder = cls(path)
         way_out = "Choose another folder (run_dir=…, or hydra.run.dir=… on the command line)."
+        if folder.path.exists() and not folder.path.is_dir():
+            raise RunFolderError(f"run_dir = {str(folder.path)!r} is a file, not a folder. {way_out}")
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             present = sorted(entry.name for entry in folder.path.iterdir() if entry.name != "private")

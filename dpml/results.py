@@ -152,7 +152,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-PATH_KEYS = ("data.path", "data.schema", "data.test_path", "data.folder", "privacy.dataset_ledger")
+PATH_KEYS = (
+    "data.path",
+    "data.schema",
+    "data.test_path",
+    "data.folder",
+    "data.cache",
+    "privacy.dataset_ledger",
+    "tracking.mlflow",
+)
 
 
 def without_folders(override: str) -> str:

@@ -31,7 +31,7 @@ from dpml.trainer import PrivateTrainer
 
 DATA_PATHS = tuple(key for key in PATH_KEYS if key.startswith("data."))
 COMPUTING = ("device", "method.micro_batch_size")
-MAY_CHANGE = (*COMPUTING, "verbose", "report", *DATA_PATHS)
+MAY_CHANGE = (*COMPUTING, "verbose", "report", *DATA_PATHS, "tracking.mlflow")
 """Overrides that may stand beside ``resume=``: where and in which pieces a step is computed, what is shown, and where
 the very same data lie now.  None of them changes a release."""
 
@@ -244,7 +244,7 @@ def _typed(loaded: Any) -> DictConfig:
     """The saved configuration with the schemas' types, and their defaults for fields that came later."""
     config = OmegaConf.structured(configuration.Config)
     for group, members in configuration.GROUPS.items():
-        config[group] = OmegaConf.structured(members[str(loaded[group].get("name", "default"))])
+        config[group] = OmegaConf.structured(members[str(loaded.get(group, {}).get("name", "default"))])
     merged = OmegaConf.merge(config, loaded)
     assert isinstance(merged, DictConfig)
     return merged

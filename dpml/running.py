@@ -160,12 +160,15 @@ def train_by_plan(
     else:
         shown = EpsilonSoFar(plan.trajectory)
         micro = None if trainer.micro_batch_size == "auto" else trainer.micro_batch_size
+        watch: Callable[[Mapping[str, Any]], None] | None = getattr(progress, "on_state", None)  # an audit's
         with Stop(folder) as stop:
 
             def save(state: Mapping[str, Any]) -> None:
-                assert folder is not None
-                write_checkpoint(folder, state)
-                stop.if_asked()
+                if watch is not None:
+                    watch(state)
+                if folder is not None:
+                    write_checkpoint(folder, state)
+                    stop.if_asked()
 
             trained, notes = sgd.fit_dp_sgd(
                 replace(plan.parameters, micro_batch_size=micro),
@@ -177,7 +180,7 @@ def train_by_plan(
                 loss=network_loss(trainer),
                 reserve=lambda event, count: ledger.charge(event, stage="train", count=count),
                 on_step=None if progress is None else lambda step: progress(step, plan.steps, shown(step)),
-                save_checkpoint=None if folder is None else save,
+                save_checkpoint=None if folder is None and watch is None else save,
                 secure_noise=trainer.secure_noise,
                 gradients=trainer.gradients,
                 start=start,

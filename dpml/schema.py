@@ -10,10 +10,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .data.check import check_table
-from .data.draft import WARNING, draft, to_text
-from .data.schema import Schema
 from .errors import DpmlError
+
+DESCRIPTION = """Help for the custodian of a private table with its public schema: what its columns are and may hold.
+Both commands read records, and what they print is private."""
+DRAFT_EXAMPLE = """example:
+  python -m dpml.schema draft people.csv -o people.json --target income"""
+CHECK_EXAMPLE = """example:
+  python -m dpml.schema check people.csv people.json"""
+EXAMPLES = """examples:
+  python -m dpml.schema draft people.csv -o people.json     a draft; complete it by hand from what is publicly known
+  python -m dpml.schema check people.csv people.json        which cells break it?
+  python -m dpml.train data=table data.path=people.csv data.schema=people.json"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draft(arguments: argparse.Namespace) -> int:
+    from .data.draft import WARNING, draft, to_text  # pandas: not for --help
+
     text = to_text(draft(arguments.file, arguments.target))
     print(f"warning: {WARNING}", file=sys.stderr)
     if arguments.output is None:
@@ -49,6 +59,9 @@ def _draft(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from .data.check import check_table
+    from .data.schema import Schema
+
     findings = check_table(arguments.file, Schema.load(arguments.schema))
     stopping = [finding for finding in findings if finding.stops or arguments.strict]
     notes = [finding for finding in findings if not (finding.stops or arguments.strict)]
@@ -62,16 +75,21 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m dpml.schema", description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m dpml.schema", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    making = commands.add_parser("draft", help="write a schema draft from a table (not private; complete it by hand)")
+    about = "write a schema draft from a table (not private; complete it by hand)"
+    making = commands.add_parser("draft", help=about, description=about, epilog=DRAFT_EXAMPLE, formatter_class=raw)
     making.add_argument("file", type=Path, metavar="FILE", help="table: .csv, .csv.gz or .parquet")
     making.add_argument("-o", "--output", type=Path, metavar="SCHEMA", help="new file, default: standard output")
     making.add_argument("--target", metavar="COLUMN", help="column to predict, default: the last one")
     making.set_defaults(run=_draft)
 
-    checking = commands.add_parser("check", help="list the cells of a table that break its schema (private output)")
+    about = "list the cells of a table that break its schema (private output)"
+    checking = commands.add_parser("check", help=about, description=about, epilog=CHECK_EXAMPLE, formatter_class=raw)
     checking.add_argument("file", type=Path, metavar="FILE", help="table: .csv, .csv.gz or .parquet")
     checking.add_argument("schema", type=Path, metavar="SCHEMA", help="schema file")
     checking.add_argument("--limit", type=int, default=50, metavar="N", help="findings to show of each kind")

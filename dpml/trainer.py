@@ -79,6 +79,7 @@ from dpml.teamwork import (
 if TYPE_CHECKING:
     import torch
 
+    from dpml.audit.runs import RunAudit
     from dpml.checking import RecordsCheck
     from dpml.sgd.team import Team
 
@@ -138,8 +139,8 @@ class PrivateTrainer:
             your own module does.
         secure_noise: ``False`` lets a CUDA run draw its noise from the device's generator, which is faster and not
             secret against whoever learns its state; the guarantee says so.
-        shares: parts of the budget for what else the run does (docs/one-budget.md): ``"bounds"``, ``"categories"`` and
-            ``"labels"`` before the training, ``"metrics"`` after it.  {"metrics": 0.1}: a tenth of ε.
+        shares: parts of the budget for what else the run does (docs/one-budget.md): ``"bounds"``, ``"categories"``,
+            ``"labels"`` and ``"center"`` before the training, ``"metrics"`` after it.  {"metrics": 0.1}: a tenth of ε.
 
     Raises:
         ConfigError: an argument that is not allowed; nothing has been read.
@@ -455,6 +456,32 @@ class PrivateTrainer:
             tidy(folder)
         announce(team, result)
         return result
+
+    # -- audit ------------------------------------------------------------------------------------------------------
+    def audit(
+        self,
+        data: PrivateData,
+        *,
+        progress: Progress | None = None,
+        config: str | None = None,
+        command: str | None = None,
+        **settings: Any,
+    ) -> RunAudit:
+        """Attack this run from outside: a lower bound on ε beside the one that it claims (docs/audit.md).
+
+        With ``on="records"`` (the default for data that are declared public) it is a charged run whose model holds
+        canaries; with ``on="stand_in"`` no record is read.
+
+        Args:
+            settings: of :class:`dpml.audit.run_settings.RunAuditSettings`, by name.
+
+        Raises:
+            ConfigError: a run that cannot be audited, or settings that do not fit it; nothing was read.
+        """
+        from dpml.audit.run_settings import settings_of
+        from dpml.audit.runs import audit_trainer
+
+        return audit_trainer(self, data, settings_of(settings), progress=progress, config=config, command=command)
 
     # -- resume ---------------------------------------------------------------------------------------------------
     @classmethod

@@ -7,20 +7,43 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dpml.accounting import Verification, verify
 from dpml.results import dumps
+
+if TYPE_CHECKING:
+    from dpml.accounting import Verification
+
+DESCRIPTION = """Does the ledger of a run hold, and does it cost what was reported?  Needs release/ only, no data."""
+EXAMPLES = """examples:
+  python -m dpml.verify outputs/2026-01-31/12-00-00              what was charged, recomputed, with a second opinion
+  python -m dpml.verify outputs/2026-01-31/12-00-00/release --json
+
+exit status: 0 it holds, 1 it does not"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check a run folder (or its ``release``) and print the outcome; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dpml.verify", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m dpml.verify",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("run_folder", type=Path, help="RUN or RUN/release")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.add_argument(
         "--allow-test-noise", action="store_true", help="accept a run with noise that was not secret: it is NOT PRIVATE"
     )
     options = parser.parse_args(arguments)
+    if not options.run_folder.is_dir():
+        print(
+            f"error: there is no folder {str(options.run_folder)!r}. Give a run folder or its release/.",
+            file=sys.stderr,
+        )
+        return 1
+    from dpml.accounting import verify  # NumPy and SciPy: not for --help
+
     found = verify(options.run_folder, allow_test_noise=options.allow_test_noise)
     try:
         print(dumps(found) if options.json else "\n".join(_lines(found)))

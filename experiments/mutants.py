@@ -35,19 +35,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS: dict[str, tuple[str, ...]] = {
     "dpml/mechanisms/lattice.py": (
-        "tests/mechanisms/test_lattice_limits.py", "tests/mechanisms/test_lattice.py",
+        "tests/mechanisms/test_lattice_limits.py", "tests/accounting/test_mutant_limits.py",
+        "tests/mechanisms/test_lattice.py",
         "tests/planted_bugs/test_sgd_noise_bugs.py",
     ),
     "dpml/accounting/ledger.py": (
-        "tests/planted_bugs/test_ledger_bugs.py", "tests/fuzz/test_fuzz_ledger.py", "tests/accounting/test_ledger.py",
+        "tests/planted_bugs/test_ledger_bugs.py", "tests/accounting/test_mutant_limits.py",
+        "tests/fuzz/test_fuzz_ledger.py", "tests/accounting/test_ledger.py",
     ),
     "dpml/accounting/exact.py": (
-        "tests/accounting/test_certified.py", "tests/planted_bugs/test_accountant_bugs.py",
+        "tests/accounting/test_mutant_limits.py", "tests/accounting/test_certified.py",
+        "tests/planted_bugs/test_accountant_bugs.py",
         "tests/accounting/test_reference_tables.py", "tests/accounting/test_exact.py",
     ),
     "dpml/sgd/engine.py": (
-        "tests/sgd/test_engine.py", "tests/planted_bugs/test_sgd_bugs.py", "tests/sgd/test_states.py",
-        "tests/sgd/test_optimizers.py",
+        "tests/sgd/test_engine_limits.py", "tests/sgd/test_engine.py", "tests/planted_bugs/test_sgd_bugs.py",
+        "tests/sgd/test_states.py", "tests/sgd/test_optimizers.py",
     ),
     "dpml/sgd/clipping.py": (
         "tests/sgd/test_batch_limits.py", "tests/sgd/test_gradient_traps.py", "tests/sgd/test_clipped_gradient.py",

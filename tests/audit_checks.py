@@ -12,6 +12,7 @@ import pytest
 from scipy import optimize, stats
 
 from dpml import audit
+from dpml.audit import refits  # noqa: F401 (it must be there before anything is patched)
 from dpml.mechanisms import FixedNoise
 
 AUDITS = 1000
@@ -278,4 +279,4 @@ def make_repeatable(patch: pytest.MonkeyPatch, seed: int = 7) -> None:
         return real(next(seeds) if given is None else given)
 
     patch.setattr(np.random, "default_rng", generator)
-    patch.setattr("dpml.mechanisms.SecretNoise", lambda: FixedNoise(seed))
+    patch.setattr("dpml.mechanisms.SecretNoise", lambda threads=None: FixedNoise(seed))

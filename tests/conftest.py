@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, database=None)  # the same draws in every run
 settings.load_profile("repeatable")
+
+# the jobs of a sweep run one by one, where a monkeypatch reaches them; tests of parallel sweeps say how many at once
+os.environ["LOKY_MAX_CPU_COUNT"] = "1"
 
 # dp-accounting brings absl, whose log handler closes the stream that it was born with whenever logging is configured
 # anew (Hydra does); under pytest that stream is pytest's own capture file

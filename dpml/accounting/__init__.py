@@ -1,87 +1,190 @@
 """Privacy accounting: events in, sound (ε, δ) out.  Loads neither torch nor hydra nor dp-accounting.
 
+The public names are resolved when they are first used, so that a command line shows its help before SciPy is loaded.
+
 from dpml import accounting as acc
 event = acc.SelfComposed(acc.PoissonSampled(0.01, acc.Gaussian(1.0)), 1000)
 acc.epsilon(event, delta=1e-5)
 """
 
-from dpml.accounting.api import ACCOUNTANTS, Interval, best, delta, epsilon, interval, rdp, rho
-from dpml.accounting.calibration import (
-    Epochs,
-    calibrate,
-    calibrate_epochs,
-    calibrate_group_size,
-    calibrate_sample_rate,
-    calibrate_steps,
-)
-from dpml.accounting.conversions import (
-    classical_gaussian_noise_multiplier,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    gdp_to_delta,
-    gdp_to_epsilon,
-    gdp_to_rdp,
-    gdp_to_zcdp,
-    laplace_to_rdp,
-    largest_gdp_mu,
-    largest_zcdp_rho,
-    pure_to_gdp,
-    pure_to_rdp,
-    pure_to_zcdp,
-    rdp_to_delta,
-    rdp_to_epsilon,
-    zcdp_to_delta,
-    zcdp_to_epsilon,
-    zcdp_to_rdp,
-)
-from dpml.accounting.dataset_ledger import DatasetLedger
-from dpml.accounting.events import (
-    ADD_REMOVE,
-    GDP,
-    RELATIONS,
-    REPLACE_ONE,
-    ZCDP,
-    Composed,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    EpsilonDelta,
-    Event,
-    ExponentialMechanism,
-    Gaussian,
-    Group,
-    Laplace,
-    NonPrivate,
-    NoOp,
-    ObjectivePerturbation,
-    PermuteAndFlip,
-    PoissonSampled,
-    Pure,
-    RandomizedResponse,
-    RandomRow,
-    RepeatAndSelect,
-    ReportNoisyMax,
-    SampledWithoutReplacement,
-    SelfComposed,
-    UnequalGaussian,
-    from_json,
-)
-from dpml.accounting.filters import ApproximateFilter, Odometer, PrivacyFilter, PureFilter, RenyiFilter, ZcdpFilter
-from dpml.accounting.gdp import gdp_approximation
-from dpml.accounting.groups import group_delta, group_epsilon, user_level
-from dpml.accounting.ledger import Ledger, LedgerRecord, read_ledger
-from dpml.accounting.sample_size import guidance
-from dpml.accounting.theorems import (
-    advanced_composition,
-    advanced_composition_heterogeneous,
-    basic_composition,
-    optimal_composition_delta,
-    optimal_composition_epsilon,
-)
-from dpml.accounting.tradeoffs import AttackMetrics, attack_metrics, profile, tradeoff
-from dpml.accounting.trajectories import trajectory
-from dpml.accounting.verification import Verification, file_digest, result_digest, verify
-from dpml.results import Trajectory
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpml.accounting.api import ACCOUNTANTS, Interval, best, delta, epsilon, interval, rdp, rho
+    from dpml.accounting.calibration import (
+        Epochs,
+        calibrate,
+        calibrate_epochs,
+        calibrate_group_size,
+        calibrate_sample_rate,
+        calibrate_steps,
+    )
+    from dpml.accounting.conversions import (
+        classical_gaussian_noise_multiplier,
+        gaussian_delta,
+        gaussian_epsilon,
+        gaussian_noise_multiplier,
+        gdp_to_delta,
+        gdp_to_epsilon,
+        gdp_to_rdp,
+        gdp_to_zcdp,
+        laplace_to_rdp,
+        largest_gdp_mu,
+        largest_zcdp_rho,
+        pure_to_gdp,
+        pure_to_rdp,
+        pure_to_zcdp,
+        rdp_to_delta,
+        rdp_to_epsilon,
+        zcdp_to_delta,
+        zcdp_to_epsilon,
+        zcdp_to_rdp,
+    )
+    from dpml.accounting.dataset_ledger import DatasetLedger
+    from dpml.accounting.events import (
+        ADD_REMOVE,
+        GDP,
+        RELATIONS,
+        REPLACE_ONE,
+        ZCDP,
+        Composed,
+        DiscreteGaussian,
+        DiscreteLaplace,
+        EpsilonDelta,
+        Event,
+        ExponentialMechanism,
+        Gaussian,
+        Group,
+        Laplace,
+        NonPrivate,
+        NoOp,
+        ObjectivePerturbation,
+        PermuteAndFlip,
+        PoissonSampled,
+        Pure,
+        RandomizedResponse,
+        RandomRow,
+        RepeatAndSelect,
+        ReportNoisyMax,
+        SampledWithoutReplacement,
+        SelfComposed,
+        UnequalGaussian,
+        from_json,
+    )
+    from dpml.accounting.filters import ApproximateFilter, Odometer, PrivacyFilter, PureFilter, RenyiFilter, ZcdpFilter
+    from dpml.accounting.gdp import gdp_approximation
+    from dpml.accounting.groups import group_delta, group_epsilon, user_level
+    from dpml.accounting.ledger import Ledger, LedgerRecord, read_ledger
+    from dpml.accounting.sample_size import guidance
+    from dpml.accounting.theorems import (
+        advanced_composition,
+        advanced_composition_heterogeneous,
+        basic_composition,
+        optimal_composition_delta,
+        optimal_composition_epsilon,
+    )
+    from dpml.accounting.tradeoffs import AttackMetrics, attack_metrics, profile, tradeoff
+    from dpml.accounting.trajectories import trajectory
+    from dpml.accounting.verification import Verification, file_digest, result_digest, verify
+    from dpml.results import Trajectory
+
+_HOME = {  # a public name and the module that has it
+    "ACCOUNTANTS": "checks",
+    "ADD_REMOVE": "events",
+    "ApproximateFilter": "filters",
+    "AttackMetrics": "tradeoffs",
+    "Composed": "events",
+    "DatasetLedger": "dataset_ledger",
+    "DiscreteGaussian": "events",
+    "DiscreteLaplace": "events",
+    "Epochs": "calibration",
+    "EpsilonDelta": "events",
+    "Event": "events",
+    "ExponentialMechanism": "events",
+    "GDP": "events",
+    "Gaussian": "events",
+    "Group": "events",
+    "Interval": "api",
+    "Laplace": "events",
+    "Ledger": "ledger",
+    "LedgerRecord": "ledger",
+    "NoOp": "events",
+    "NonPrivate": "events",
+    "ObjectivePerturbation": "events",
+    "Odometer": "filters",
+    "PermuteAndFlip": "events",
+    "PoissonSampled": "events",
+    "PrivacyFilter": "filters",
+    "Pure": "events",
+    "PureFilter": "filters",
+    "RELATIONS": "events",
+    "REPLACE_ONE": "events",
+    "RandomRow": "events",
+    "RandomizedResponse": "events",
+    "RenyiFilter": "filters",
+    "RepeatAndSelect": "events",
+    "ReportNoisyMax": "events",
+    "SampledWithoutReplacement": "events",
+    "SelfComposed": "events",
+    "Trajectory": "dpml.results",
+    "UnequalGaussian": "events",
+    "Verification": "verification",
+    "ZCDP": "events",
+    "ZcdpFilter": "filters",
+    "advanced_composition": "theorems",
+    "advanced_composition_heterogeneous": "theorems",
+    "attack_metrics": "tradeoffs",
+    "basic_composition": "theorems",
+    "best": "api",
+    "calibrate": "calibration",
+    "calibrate_epochs": "calibration",
+    "calibrate_group_size": "calibration",
+    "calibrate_sample_rate": "calibration",
+    "calibrate_steps": "calibration",
+    "classical_gaussian_noise_multiplier": "conversions",
+    "delta": "api",
+    "epsilon": "api",
+    "file_digest": "verification",
+    "from_json": "events",
+    "gaussian_delta": "conversions",
+    "gaussian_epsilon": "conversions",
+    "gaussian_noise_multiplier": "conversions",
+    "gdp_approximation": "gdp",
+    "gdp_to_delta": "conversions",
+    "gdp_to_epsilon": "conversions",
+    "gdp_to_rdp": "conversions",
+    "gdp_to_zcdp": "conversions",
+    "group_delta": "groups",
+    "group_epsilon": "groups",
+    "guidance": "sample_size",
+    "interval": "api",
+    "laplace_to_rdp": "conversions",
+    "largest_gdp_mu": "conversions",
+    "largest_zcdp_rho": "conversions",
+    "optimal_composition_delta": "theorems",
+    "optimal_composition_epsilon": "theorems",
+    "profile": "tradeoffs",
+    "pure_to_gdp": "conversions",
+    "pure_to_rdp": "conversions",
+    "pure_to_zcdp": "conversions",
+    "rdp": "api",
+    "rdp_to_delta": "conversions",
+    "rdp_to_epsilon": "conversions",
+    "read_ledger": "ledger",
+    "result_digest": "verification",
+    "rho": "api",
+    "tradeoff": "tradeoffs",
+    "trajectory": "trajectories",
+    "user_level": "groups",
+    "verify": "verification",
+    "zcdp_to_delta": "conversions",
+    "zcdp_to_epsilon": "conversions",
+    "zcdp_to_rdp": "conversions",
+}
 
 __all__ = [
     "ACCOUNTANTS",
@@ -176,3 +279,18 @@ __all__ = [
     "zcdp_to_epsilon",
     "zcdp_to_rdp",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        home = _HOME[name]
+        value = getattr(import_module(home if "." in home else f"{__name__}.{home}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,6 +14,7 @@ from dpml.errors import invalid
 ADD_REMOVE = "add_remove"
 REPLACE_ONE = "replace_one"
 RELATIONS = (ADD_REMOVE, REPLACE_ONE)
+ACCOUNTANTS = ("best", "exact", "pld", "rdp", "zcdp", "gdp", "optimal", "advanced", "basic")  # of accounting.api
 MAX_COUNT = 10**15  # releases of one kind, nested counts multiplied
 _LONGEST_VALUE = 200  # of a value in a message
 

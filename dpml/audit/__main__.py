@@ -1,4 +1,7 @@
-"""``python -m dpml.audit dp_sgd …``: attack the real DP-SGD engine and set what was found beside what it claims.
+"""``python -m dpml.audit``: attack a configured run (:mod:`dpml.audit.command`), or the engine alone (``dp_sgd …``).
+
+What follows is ``python -m dpml.audit dp_sgd …``: attack the real DP-SGD engine and set what was found beside what it
+claims.
 
 Canaries are records whose gradient is a chosen direction of norm beyond the clip bound.  ``fit_dp_sgd`` trains on those
 that are in; the attacker sees the weights after every step (white-box) and scores each canary by its share in them.
@@ -32,6 +35,11 @@ from dpml.errors import ConfigError, DpmlError, invalid
 from dpml.results import dumps, write_atomic
 
 EXAMPLES = """examples:
+  python -m dpml.audit +experiment=logreg                                 a run of dpml.train, with canaries
+  python -m dpml.audit +experiment=logreg method=objective audit.runs=4000
+  python -m dpml.audit +experiment=logreg --help                          more about these
+
+the engine alone:
   python -m dpml.audit dp_sgd epsilon=4                                   two worlds, 200,000 runs
   python -m dpml.audit dp_sgd noise_multiplier=2 steps=10 sample_rate=0.1
   python -m dpml.audit dp_sgd game=one_run epsilon=4 canaries=1000 parameters=50000 analysis=f_dp
@@ -83,17 +91,22 @@ class Settings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and not given[0].startswith("-") and given[0] != "dp_sgd":
+        from dpml.audit.command import main as audit_a_run
+
+        return audit_a_run(given)
     parser = argparse.ArgumentParser(
         prog="python -m dpml.audit",
-        description=(__doc__ or "").partition("\n")[0],
+        description="Attack a run, or the DP-SGD engine alone, and set what was found beside the claimed epsilon.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = ", ".join(field.name for field in fields(Settings))
-    parser.add_argument("what", choices=["dp_sgd"], help="what is attacked")
+    parser.add_argument("what", choices=["dp_sgd"], help="the engine; or the words of a run, see the examples")
     parser.add_argument("values", nargs="*", metavar="name=value", help=f"names: {names}")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     try:
         settings = checked(parse(options.values))
         folder = Path(settings.output)

@@ -146,22 +146,22 @@ def usable(
     rows, finite = transform_array(X.tocsr() if sp.issparse(X) else X, public.preprocessing)
     if sp.issparse(rows) and not sparse:
         rows = rows.toarray()
-    targets, known, counts = _targets(y, public)
+    targets, known, counts = targets_of(y, public)
     keep = finite & known
     notes = {"records": rows.shape[0], "used": int(keep.sum()), "not_finite": int((~finite).sum()), **counts}
     return (rows, targets, notes) if keep.all() else (rows[keep], targets[keep], notes)
 
 
 def _stored_targets(y: Any, public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
-    """As :func:`_targets`, with few labels at a time as Python objects."""
+    """As :func:`targets_of`, with few labels at a time as Python objects."""
     if not isinstance(y, np.ndarray) or len(y) == 0:
-        return _targets(_plain(y), public)
+        return targets_of(_plain(y), public)
     parts: list[np.ndarray] = []
     known: list[np.ndarray] = []
     counts: dict[str, int] = {}
     for block in pieces(y):
         for start in range(0, len(block), _LABELS):
-            codes, usable_ones, notes = _targets(block[start : start + _LABELS].tolist(), public)
+            codes, usable_ones, notes = targets_of(block[start : start + _LABELS].tolist(), public)
             parts.append(codes)
             known.append(usable_ones)
             counts = {name: counts.get(name, 0) + count for name, count in notes.items()}
@@ -175,7 +175,7 @@ def _stored_records(stored: Stored, counts: dict[str, int], test: Any) -> Record
     return Records(stored, None, test[0], test[1], {"train": notes, "test": test[2]})
 
 
-def _targets(y: Iterable[Any], public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+def targets_of(y: Iterable[Any], public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """Targets (n,) as the losses take them, which are usable (n,) bool, and private counts."""
     if public.target_bounds is None:
         index = {label: position for position, label in enumerate(public.classes)}

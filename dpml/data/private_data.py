@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from ..errors import ConfigError, DataError
 from .encoder import Encoder
 from .schema import Schema
 from .stored import Stored
+
+if TYPE_CHECKING:
+    from .image_source import ImageRows
 
 
 class CoinSource(Protocol):
@@ -149,6 +152,7 @@ class PrivateData:
         read_stored: Callable[[CoinSource], Records] | None = None,
         large: bool = False,
         cells: Callable[[CoinSource], Cells] | None = None,
+        image_rows: Callable[[CoinSource], ImageRows] | None = None,
     ) -> None:
         self.public = public
         self.encoder = encoder
@@ -156,6 +160,7 @@ class PrivateData:
         self._read_stored = read_stored
         self._large = large
         self._cells = cells
+        self._image_rows = image_rows
 
     def __repr__(self) -> str:
         p = self.public
@@ -165,7 +170,8 @@ class PrivateData:
     @property
     def keeps_every_record(self) -> bool:
         """Whether ``load(every_record=True)`` is possible: for arrays and datasets, not for tables."""
-        complete = self.public.is_public and self.public.preprocessing.get("kind") == "array"  # bundled: all usable
+        kind = self.public.preprocessing.get("kind")
+        complete = self.public.is_public and kind in ("array", "image")  # bundled: all usable
         return complete or self._read_stored is not None
 
     def is_stored(self, *, lazy: bool = False, every_record: bool = False) -> bool:
@@ -184,6 +190,17 @@ class PrivateData:
         if self._cells is None:
             raise ConfigError("these data are no table of cells: bounds and categories are found for tables only.")
         return self._cells(noise)
+
+    def image_rows(self, noise: CoinSource) -> ImageRows:
+        """Image features before a centre, for the stage that finds one (:mod:`dpml.stages.center`); all private.
+
+        Raises:
+            ConfigError: the data are no images with features.
+            DataError: as :meth:`load`.
+        """
+        if self._image_rows is None:
+            raise ConfigError("these data are no images with features: only those have a center to be found.")
+        return self._image_rows(noise)
 
     def load(
         self, noise: CoinSource, sparse: bool = False, *, lazy: bool = False, every_record: bool = False
@@ -356,11 +373,14 @@ class PrivateData:
         return census_income(folder, spline=spline)
 
     @staticmethod
-    def digits() -> PrivateData:
-        """The 1,797 small digit images of scikit-learn (public); every fifth one is a test record."""
+    def digits(features: str = "pixels") -> PrivateData:
+        """The 1,797 small digit images of scikit-learn (public); every fifth one is a test record.
+
+        ``features``: as for :meth:`fashion_mnist`.
+        """
         from .sources import digits
 
-        return digits()
+        return digits(features)
 
     @staticmethod
     def diabetes() -> PrivateData:
@@ -370,11 +390,66 @@ class PrivateData:
         return diabetes()
 
     @staticmethod
-    def fashion_mnist(folder: str | Path | None = None) -> PrivateData:
-        """Fashion-MNIST (public) from the four IDX files in ``folder``, gzipped or not."""
+    def fashion_mnist(
+        folder: str | Path | None = None,
+        features: str = "pixels",
+        cache: str | Path | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> PrivateData:
+        """Fashion-MNIST (public) from the four IDX files in ``folder``, gzipped or not.
+
+        ``features``: ``"pixels"``, or data-independent maps ``"scattering"``, ``"gabor"``, ``"scattering_gabor"``
+        (docs/image-features.md), which are computed once and kept in the folder ``cache`` (``None``: the usual one,
+        ``"off"``: not kept).  ``progress``: called with (images done, images in all) while they are computed.
+        """
         from .sources import fashion_mnist
 
-        return fashion_mnist(folder)
+        return fashion_mnist(folder, features, cache, progress=progress)
+
+    @staticmethod
+    def from_images(
+        images: Any,
+        labels: Any,
+        *,
+        classes: Iterable[Any],
+        n_declared: int,
+        features: str = "scattering",
+        largest: float = 255.0,
+        images_test: Any = None,
+        labels_test: Any = None,
+        is_public: bool = False,
+        name: str = "images",
+        cache: str | Path | None = None,
+    ) -> PrivateData:
+        """Images (n, H, W) or (n, channels, H, W), H and W at least 8, of which rows are data-independent features.
+
+        Args:
+            images, labels: arrays, or paths of ``.npy`` files; a record that cannot be used contributes nothing.
+            classes, n_declared, is_public, name: public, as for :meth:`from_arrays`.
+            features: ``"scattering"``, ``"gabor"`` or ``"scattering_gabor"`` (docs/image-features.md).
+            largest: value of a white pixel; what is darker than 0 or lighter than this is clipped.
+            images_test, labels_test: a hold-out.
+            cache: where the rows of images that come from files are kept, as for :meth:`fashion_mnist`.
+
+        Raises:
+            DataError, ConfigError, SchemaError: as :meth:`from_arrays`; unknown features, images that are too small.
+        """
+        from .image_source import user_images
+
+        return user_images(
+            images,
+            labels,
+            classes=classes,
+            n_declared=n_declared,
+            largest=largest,
+            features=features,
+            images_test=images_test,
+            labels_test=labels_test,
+            is_public=is_public,
+            name=name,
+            cache=cache,
+        )
 
     @staticmethod
     def synthetic(

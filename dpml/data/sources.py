@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,9 @@ from ..errors import ConfigError, DataError, invalid
 from . import idx
 from .arrays import usable
 from .columns import closest
+from .image_source import image_data
+from .images import check_features
+from .images.rows import PIXELS, Progress
 from .private_data import CoinSource, PrivateData, PublicInfo, Records, nonempty
 from .schema import Schema
 from .table import table_data
@@ -83,8 +88,12 @@ def census_income(folder: str | Path, *, spline: bool = True) -> PrivateData:
     return data
 
 
-def digits() -> PrivateData:
-    """scikit-learn's 1,797 digits of 8 × 8 pixels, divided by their largest value 16, a constant, clipped to norm 1."""
+def digits(features: str = PIXELS) -> PrivateData:
+    """scikit-learn's 1,797 digits of 8 × 8 pixels, divided by their largest value 16, a constant, clipped to norm 1.
+
+    ``features``: another map than that (:mod:`dpml.data.images`).
+    """
+    check_features(features)
     test_rows = (np.arange(DIGITS_TOTAL) % DIGITS_EVERY) == DIGITS_EVERY - 1
     public = _image_info(
         "digits",
@@ -94,14 +103,14 @@ def digits() -> PrivateData:
         "UCI Optical Recognition of Handwritten Digits as in scikit-learn, CC BY 4.0; rows with index % 5 = 4 for test",
     )
 
-    def read(noise: CoinSource, sparse: bool = False) -> Records:
+    def parts() -> dict[str, np.ndarray]:
         from sklearn.datasets import load_digits
 
         X, y = load_digits(return_X_y=True)
         held_out = (np.arange(len(X)) % DIGITS_EVERY) == DIGITS_EVERY - 1
-        return _train_and_test(X[~held_out], y[~held_out], X[held_out], y[held_out], public)
+        return {"X": X[~held_out], "y": y[~held_out], "X_test": X[held_out], "y_test": y[held_out]}
 
-    return PrivateData(public, read)
+    return _image_source(public, features, (8, 8), 16.0, parts)
 
 
 def diabetes() -> PrivateData:
@@ -137,12 +146,25 @@ def diabetes() -> PrivateData:
     return PrivateData(public, read)
 
 
-def fashion_mnist(folder: str | Path | None = None) -> PrivateData:
+def fashion_mnist(
+    folder: str | Path | None = None,
+    features: str = PIXELS,
+    cache: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+) -> PrivateData:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017, MIT licence): raw pixels / 255, a constant, clipped to norm 1.
+
+    Args:
+        folder: of the four IDX files.
+        features: another map than that (:mod:`dpml.data.images`).
+        cache, progress: where such features are kept, and who hears of them.
 
     Raises:
         DataError: a file is missing (the message says how to get it) or no IDX file.
+        ConfigError: unknown features, or a cache that others can enter.
     """
+    check_features(features)
     where = FASHION_MNIST_FOLDER if folder is None else Path(folder)
     paths: dict[str, Path] = {}
     for key, stem in FASHION_MNIST_STEMS.items():
@@ -165,15 +187,16 @@ def fashion_mnist(folder: str | Path | None = None) -> PrivateData:
         "fashion_mnist", 60_000, shape[1:], 255.0, "Fashion-MNIST, Xiao, Rasul, Vollgraf (2017), MIT licence"
     )
 
-    def read(noise: CoinSource, sparse: bool = False) -> Records:
+    def read_parts() -> dict[str, np.ndarray]:
         parts = {key: idx.read(path) for key, path in paths.items()}
         for images, labels in (("X", "y"), ("X_test", "y_test")):
             nonempty(len(parts[images]), str(paths[images]))
             if len(parts[images]) != len(parts[labels]):
                 raise DataError(f"Fashion-MNIST: {paths[images].name} and {paths[labels].name} differ in length.")
-        return _train_and_test(parts["X"], parts["y"], parts["X_test"], parts["y_test"], public)
+        return parts
 
-    return PrivateData(public, read)
+    files = {key: paths[key] for key in ("X", "X_test")}
+    return _image_source(public, features, shape[1:], 255.0, read_parts, files=files, cache=cache, progress=progress)
 
 
 def synthetic(
@@ -248,6 +271,24 @@ def _directions(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
 
 def _with_half(X: np.ndarray) -> np.ndarray:
     return np.hstack([X, np.full((len(X), 1), 0.5)])
+
+
+def _image_source(
+    public: PublicInfo,
+    features: str,
+    shape: tuple[int, ...],
+    largest: float,
+    parts: Callable[[], dict[str, np.ndarray]],
+    **kept: Any,
+) -> PrivateData:
+    """Images by their pixels, as ``public`` says, or by other features."""
+    if features != PIXELS:
+        return image_data(public, features, shape, largest, parts, **kept)
+
+    def read(noise: CoinSource, sparse: bool = False) -> Records:
+        return _train_and_test(**parts(), public=public)
+
+    return PrivateData(public, read)
 
 
 def _image_info(name: str, n_declared: int, image: tuple[int, ...], largest: float, description: str) -> PublicInfo:

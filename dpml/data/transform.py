@@ -6,6 +6,7 @@ The constants travel with a released model as a small JSON object:
 
 Each row is reshaped to ``shape``, multiplied by ``scale``, a constant 1 is appended if ``constant``, and the row is
 clipped to L2 norm ``norm_bound`` (``null``: not clipped).  Rows of a scipy.sparse array stay sparse.
+Objects of ``"kind": "image"`` describe features of images (:mod:`dpml.data.images`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.n
         DataError: the type of the whole array is that of no numbers, its rows have another size, or the map is one of
             tables.
     """
+    if preprocessing.get("kind") == "image":
+        from .images import transform_images
+
+        return transform_images(as_numbers(X), preprocessing)
     if preprocessing.get("kind") != "array":
         raise DataError(
             f"These data are encoded by a schema ({preprocessing.get('kind')!r}), not as arrays. Pass a table."

@@ -13,7 +13,7 @@ from dpml.errors import DpmlError, RunFolderError
 DESCRIPTION = """Rebuild the HTML report and the plots of a run or of a sweep from the files in its folder.
 Nothing is trained and no record is read."""
 EXAMPLES = """examples:
-  python -m dpml.report outputs/2026-01-31/12-00-00        a run: release/report.html, release/epsilon_vs_step.png
+  python -m dpml.report outputs/2026-01-31/12-00-00        a run: report.html, model_card.md, report.json in release/
   python -m dpml.report multirun/2026-01-31/12-00-00       a sweep: report.html, epsilon_vs_metric.png, summary.csv
   python -m dpml.report multirun/2026-01-31/12-00-00 --jobs   ... and the report of each of its jobs"""
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="a run folder (or its release/) or a sweep's folder")
     parser.add_argument("--jobs", action="store_true", help="for a sweep: rebuild the report of every finished job too")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON (of a run: report.json)")
     options = parser.parse_args(arguments)
     try:
         found = rebuild(options.folder, jobs=options.jobs)
@@ -55,7 +55,7 @@ def rebuild(folder: Path, *, jobs: bool = False) -> dict[str, object]:
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder. Give the folder of a run or of a sweep.")
     if not (folder / "sweep.json").is_file():
-        return {"report": str(write_run_report(folder))}
+        return _run(write_run_report(folder))
     if jobs:
         for job in read_jobs(folder):
             if job.result is not None and job.folder is not None:
@@ -63,10 +63,20 @@ def rebuild(folder: Path, *, jobs: bool = False) -> dict[str, object]:
     return {"report": str(folder / "report.html"), **write_sweep_report(folder)}
 
 
+def _run(page: Path) -> dict[str, object]:
+    card, facts = (page.with_name(name) for name in ("model_card.md", "report.json"))
+    return {"report": str(page), "model_card": str(card), "facts": json.loads(facts.read_text(encoding="utf-8"))}
+
+
 def _lines(found: dict[str, object]) -> list[str]:
     from dpml.report.formats import upper
 
     lines = [f"report: {found['report']}"]
+    if "model_card" in found:
+        lines.append(f"model card: {found['model_card']}")
+    facts = found.get("facts")
+    problems = facts.get("problems") if isinstance(facts, dict) else None
+    lines += [f"PROBLEM: {text}" for text in problems or ()]
     composed = found.get("composed")
     if isinstance(composed, dict):
         lines.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from dpml.report.formats import general, upper
 
+SMALLEST = 1e-12  # what is below it is not drawn on a logarithmic axis
 LOG_SPREAD = 8.0  # largest ÷ smallest value from which an ε axis becomes logarithmic
 
 
@@ -69,16 +71,32 @@ TALL, TALL_NARROW = 4.2, 3.9  # heights that suit a plot with lines
 
 
 def picture(draw: Draw, *, alt: str, caption: str, height: float | None = None) -> Picture:
-    """Renders ``draw`` four times: light and dark, wide and narrow (``height`` in inches)."""
-    wide, narrow = (WIDE, height or TALL), (NARROW, height or TALL_NARROW)
+    """Renders ``draw`` wide and narrow (``height`` in inches); dark is light with the colours of the other palette."""
+    wide = _svg(draw, LIGHT, (WIDE, height or TALL))
+    narrow = _svg(draw, LIGHT, (NARROW, height or TALL_NARROW))
     return Picture(
         alt=alt,
         caption=caption,
-        light=_svg(draw, LIGHT, wide),
-        dark=_svg(draw, DARK, wide),
-        light_narrow=_svg(draw, LIGHT, narrow),
-        dark_narrow=_svg(draw, DARK, narrow),
+        light=_uri(wide),
+        dark=_uri(recoloured(wide)),
+        light_narrow=_uri(narrow),
+        dark_narrow=_uri(recoloured(narrow)),
     )
+
+
+def recoloured(svg: str) -> str:
+    """A drawing of the light palette in the colours of the dark one, each for the one at its place."""
+    pairs = zip(_colours(LIGHT), _colours(DARK), strict=True)
+    table = {light.lower(): dark.lower() for light, dark in pairs}
+    return re.sub("|".join(table), lambda found: table[found.group().lower()], svg, flags=re.IGNORECASE)
+
+
+def _colours(palette: Palette) -> tuple[str, ...]:
+    return palette.background, palette.text, palette.grid, *palette.series
+
+
+def _uri(svg: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode("ascii")
 
 
 def png(draw: Draw, *, height: float | None = None) -> bytes:
@@ -93,12 +111,12 @@ def png(draw: Draw, *, height: float | None = None) -> bytes:
 
 def epsilon_over_steps(series: Sequence[Series], delta: float) -> Draw:
     """ε(δ) after each step, one line per accountant; the ε axis is logarithmic when the spread is large."""
-    values = [y for one in series for _, y in one.points if 0 < y < math.inf]
+    values = [y for one in series for _, y in one.points if SMALLEST < y < math.inf]
     wide = bool(values) and max(values) / min(values) > LOG_SPREAD
 
     def draw(ax: Axes, palette: Palette) -> None:
         for place, one in enumerate(series):
-            shown = [(x, y) for x, y in one.points if math.isfinite(y) and (y > 0 or not wide)]
+            shown = [(x, y) for x, y in one.points if math.isfinite(y) and (y > SMALLEST or not wide)]
             if shown:
                 xs, ys = zip(*shown, strict=True)
                 every = max(1, len(xs) // 8)
@@ -268,7 +286,7 @@ def _svg(draw: Draw, palette: Palette, size: tuple[float, float]) -> str:
         figure = _figure(draw, palette, size)
         out = io.BytesIO()
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode("ascii")
+    return out.getvalue().decode("utf-8")
 
 
 @contextmanager

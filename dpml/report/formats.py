@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from typing import Any
@@ -15,18 +16,31 @@ METHODS = {
     "dp_sgd": "DP-SGD",
     "output": "output perturbation",
     "objective": "objective perturbation",
+    "dp_gd": "noisy gradient descent",
+    "adassp": "noisy sufficient statistics",
+    "repeat_and_select": "private search (repeat and select)",
+    "exponential_selection": "private search (exponential mechanism)",
     "nonprivate": "no privacy",
 }
+LARGE = 10**15
+"""From here on whole numbers are written with a power of ten."""
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Control characters, marks that turn the direction of writing, halves of surrogate pairs."""
 
 
 def as_number(value: Any) -> float | None:
-    """The float behind a JSON number or ``"inf"``; ``None`` for anything that is not a number (booleans too)."""
+    """The float behind a JSON number or ``"inf"``; ``None`` for anything that is not a number (booleans too).
+
+    A whole number too large for a float is infinite.
+    """
     if value is None or isinstance(value, bool):
         return None
     try:
         number = float(value)
     except (TypeError, ValueError):
         return None
+    except OverflowError:  # a whole number that no float holds
+        return math.inf if value > 0 else -math.inf
     return None if math.isnan(number) else number
 
 
@@ -48,14 +62,14 @@ def upper(value: Any, digits: int = 4) -> str:
 
 def general(value: Any, digits: int = 6) -> str:
     """Any number, shortest form with ``digits`` significant digits, rounded to nearest."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGE:
         return grouped(value)
     number = as_number(value)
     if number is None:
         return "–"
     if math.isinf(number):
         return "∞" if number > 0 else "−∞"
-    if number.is_integer() and abs(number) < 1e15:
+    if number.is_integer() and abs(number) < LARGE:
         return grouped(int(number))
     return _plain(Context(prec=digits, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number)))
 
@@ -68,8 +82,8 @@ def grouped(value: int) -> str:
 def percent_upper(share: Any, digits: int = 1) -> str:
     """A share in [0, 1] as a percentage with ``digits`` decimals, rounded up (an upper bound stays one)."""
     number = as_number(share)
-    if number is None:
-        return "–"
+    if number is None or not abs(number) < LARGE:
+        return upper(number)
     settled = Context(prec=12, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number) * 100)
     return f"{settled.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING)}\u00a0%"
 
@@ -77,7 +91,7 @@ def percent_upper(share: Any, digits: int = 1) -> str:
 def percent(share: Any, digits: int = 2) -> str:
     """A share in [0, 1] as a percentage with ``digits`` decimals, rounded to nearest."""
     number = as_number(share)
-    return "–" if number is None else f"{100 * number:.{digits}f}\u00a0%"
+    return general(number) if number is None or not abs(number) < LARGE else f"{100 * number:.{digits}f}\u00a0%"
 
 
 def relation(name: Any) -> str:
@@ -103,12 +117,23 @@ def words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
-        return "∞" if value == "inf" else value
+        return "∞" if value == "inf" else shortened(value)
     if isinstance(value, Mapping):
-        return "; ".join(f"{k}: {words(v)}" for k, v in value.items()) or "–"
+        return shortened("; ".join(f"{k}: {words(v)}" for k, v in value.items()), 2000) or "–"
     if isinstance(value, list | tuple):
-        return ", ".join(words(v) for v in value) or "–"
+        return shortened(", ".join(words(v) for v in value), 2000) or "–"
     return general(value)
+
+
+def visible(text: str) -> str:
+    """``text`` with a replacement character for whatever would not be seen, or would change how the rest is seen."""
+    return _INVISIBLE.sub("\ufffd", text)
+
+
+def shortened(text: Any, most: int = 300) -> str:
+    """``text`` with its middle left out where it is longer than ``most`` characters."""
+    text = str(text)
+    return text if len(text) <= most else f"{text[: most - 60]} … {text[-50:]}"
 
 
 def _plain(value: Decimal) -> str:

@@ -16,7 +16,8 @@ from dpml.accounting import Event, LedgerRecord
 from dpml.accounting import epsilon as compute_epsilon
 from dpml.accounting.ledger import parse_ledger
 from dpml.errors import DpmlError, RunFolderError
-from dpml.report.formats import as_number
+from dpml.report.audit_record import AuditRecord, read_audit
+from dpml.report.formats import as_number, shortened
 from dpml.results import without_folders
 
 STATUS_WORDS = ("running", "done", "failed")
@@ -34,6 +35,8 @@ class RunRecord:
     ledger: LedgerRecord | None
     ledger_problem: str | None
     ledger_lines: tuple[str, ...]
+    audit: AuditRecord | None = None
+    audit_problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def read_json(path: Path) -> Any:
     """The JSON of a file; a fault names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise RunFolderError(
             f"{path} cannot be read as JSON ({fault}). Restore the file or run the job again."
         ) from fault
@@ -114,17 +117,32 @@ def read_run(folder: Path) -> RunRecord:
     result = read_json(release / "result.json")
     if not isinstance(result, dict) or "epsilon" not in result:
         raise RunFolderError(f"{release / 'result.json'} is not a result of dpml: it has no key 'epsilon'.")
+    epsilon = as_number(result["epsilon"])
+    if epsilon is None or epsilon < 0:
+        raise RunFolderError(
+            f"{release / 'result.json'}: epsilon = {shortened(result['epsilon'], 100)!r} is no ε. It must be a number "
+            'from 0 on, or "inf"; restore the file, its digest stands in the ledger\'s closing line.'
+        )
     config, schema = release / "config.yaml", release / "schema.json"
     ledger, problem = _ledger(release / "ledger.jsonl")
+    audit, audit_problem = read_audit(release / "audit.json")
     return RunRecord(
         release=release,
         result=result,
-        config=config.read_text(encoding="utf-8") if config.is_file() else None,
-        schema=read_json(schema) if schema.is_file() else None,
+        config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else None,
+        schema=_object(read_json(schema), schema) if schema.is_file() else None,
         ledger=ledger,
         ledger_problem=problem,
         ledger_lines=_lines(release / "ledger.jsonl"),
+        audit=audit,
+        audit_problem=audit_problem,
     )
+
+
+def _object(found: Any, path: Path) -> Mapping[str, Any]:
+    if not isinstance(found, dict):
+        raise RunFolderError(f"{path} is not a schema: it holds no JSON object. Restore the file.")
+    return found
 
 
 def read_jobs(sweep: Path) -> list[JobRecord]:
@@ -239,7 +257,7 @@ def _ledger(path: Path) -> tuple[LedgerRecord | None, str | None]:
     try:
         raw = path.read_bytes()
         return parse_ledger(raw[: raw.rfind(b"\n") + 1], path.name), None
-    except (DpmlError, OSError) as fault:
+    except (DpmlError, OSError, ArithmeticError, RecursionError) as fault:
         return None, str(fault)
 
 

@@ -1,4 +1,4 @@
-"""The report of a sweep: ``summary.csv``, ``epsilon_vs_metric.png`` and ``report.html`` in the sweep's folder."""
+"""The report of a sweep: ``summary.csv`` (jobs), ``sweep.csv`` (settings), the plot and ``report.html``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpml.report import figures, formats
+from dpml.report import figures, formats, sweep_table
 from dpml.report.composition import ComposedGuarantee, compose
 from dpml.report.formats import as_number
 from dpml.report.page import render
 from dpml.report.records import Charges, JobRecord, read_charges, read_jobs
+from dpml.report.sweep_selection import prices
 from dpml.results import to_jsonable, write_atomic
 
 COLUMNS = (
@@ -45,12 +46,13 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
     private = [part for part in parts if part.event is not None and not math.isinf(part.epsilon)]
     composed = None if problems else compose(private)
     metric = next((name for name in METRICS if any(_metric(job, name) is not None for job in jobs)), None)
-    series, baselines = _series(jobs, metric)
+    series, baselines, nonprivate_of = _series(jobs, metric)
+    rows = sweep_table.table(series, nonprivate_of, metric)
     draw = figures.metric_over_epsilon(series, baselines, metric=metric or "metric", percent=metric in SHARES)
     height = None if series else 1.2
     nonprivate = [job.number for job in jobs if job.epsilon == math.inf]
 
-    files = {name: sweep / name for name in ("summary.csv", "epsilon_vs_metric.png", "report.html")}
+    files = {name: sweep / name for name in ("summary.csv", "sweep.csv", "epsilon_vs_metric.png", "report.html")}
     done = [job for job in jobs if job.status == "done" and job.result is not None]
     failed = [job for job in jobs if job not in done]
     shared = [text for text in jobs[0].overrides if all(text in job.overrides for job in jobs)] if jobs else []
@@ -66,7 +68,8 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
         "shared": shared,
         "done": done,
         "failed": failed,
-        "charged": {part.job for part in parts if not part.finished},
+        "charged": {part.folder: part.epsilon for part in parts},
+        "abandoned": [(job.number, name) for job in jobs for name in job.folders if name != job.folder],
         "composed": composed,
         "sentence": composed_sentence(composed) if composed else "",
         "largest": max((part.epsilon for part in private), default=None),
@@ -75,12 +78,17 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
         "metric": metric,
         "baselines": baselines,
         "picture": figures.picture(
-            draw, alt=_alt(series, baselines, metric), caption=_caption(series, metric), height=height
+            draw, alt=_alt(series, baselines, metric), caption=_caption(series, metric, _sources(done)), height=height
         ),
-        "means": _means(series, metric),
+        "means": sweep_table.cells(rows, metric in SHARES),
+        "nearest": sweep_table.nearest(rows),
+        "unit": "percentage points" if metric in SHARES else "",
+        "sources": _sources(done),
+        "prices": [] if problems else prices(parts, {job.number: formats.method(job.method) for job in jobs}),
     }
     page = render("sweep.html.j2", facts)
     write_atomic(files["summary.csv"], _csv(jobs))
+    write_atomic(files["sweep.csv"], sweep_table.as_csv(rows, metric))
     write_atomic(files["epsilon_vs_metric.png"], figures.png(draw, height=height))
     write_atomic(files["report.html"], page)
     return dict(
@@ -128,14 +136,18 @@ def _varying(jobs: Sequence[JobRecord]) -> list[str]:
     return [key for key in keys if len({job.settings.get(key) for job in jobs}) > 1]
 
 
-def _series(jobs: Sequence[JobRecord], metric: str | None) -> tuple[list[figures.Series], list[tuple[str, float]]]:
-    """One series per method (and per other setting that varies, seeds apart), and the non-private lines."""
+def _series(
+    jobs: Sequence[JobRecord], metric: str | None
+) -> tuple[list[figures.Series], list[tuple[str, float]], dict[str, float]]:
+    """One series per method (and per other setting that varies, seeds apart), the non-private lines, and for each
+    series the value without privacy on its data."""
     if metric is None:
-        return [], []
+        return [], [], {}
     axis = ("method", "privacy.epsilon", "privacy.noise_multiplier", *SEEDS)
     extra = [key for key in _varying(jobs) if key not in axis]
     points: dict[str, list[tuple[float, float]]] = {}
     plain: dict[str, list[float]] = {}
+    compared: dict[str, list[float]] = {}
     for job in jobs:
         epsilon, value = job.epsilon, _metric(job, metric)
         baseline = as_number(((job.result or {}).get("nonprivate") or {}).get(f"test_{metric}"))
@@ -146,25 +158,15 @@ def _series(jobs: Sequence[JobRecord], metric: str | None) -> tuple[list[figures
             continue
         label = ", ".join([formats.method(job.method), *(f"{k}={job.settings.get(k, '–')}" for k in extra)])
         points.setdefault(label, []).append((epsilon, value))
+        if baseline is not None:
+            compared.setdefault(label, []).append(baseline)
     series = [figures.Series(name, tuple(sorted(found))) for name, found in sorted(points.items())]
     several = len(plain) > 1
     lines = [
         (f"no privacy ({name})" if several else "no privacy", math.fsum(found) / len(found))
         for name, found in sorted(plain.items())
     ]
-    return series, lines
-
-
-def _means(series: Sequence[figures.Series], metric: str | None) -> list[dict[str, Any]]:
-    """The plotted values as rows: series, ε, runs, least, mean, most."""
-    rows = []
-    for one in series:
-        for epsilon, values in figures.group_by_x(one.points).items():
-            mean = math.fsum(values) / len(values)
-            shown = [formats.percent(v) if metric in SHARES else formats.general(v, 4) for v in
-                     (min(values), mean, max(values))]  # fmt: skip
-            rows.append({"name": one.name, "epsilon": epsilon, "runs": len(values), "shown": shown})
-    return rows
+    return series, lines, {name: math.fsum(found) / len(found) for name, found in compared.items()}
 
 
 def _alt(series: Sequence[figures.Series], baselines: Sequence[tuple[str, float]], metric: str | None) -> str:
@@ -183,12 +185,19 @@ def _share(value: float, metric: str) -> str:
     return formats.percent(value, 1) if metric in SHARES else formats.general(value, 4)
 
 
-def _caption(series: Sequence[figures.Series], metric: str | None) -> str:
+def _sources(done: Sequence[JobRecord]) -> list[str]:
+    """Where the shown metrics come from, as the runs say."""
+    found = {str(((job.result or {}).get("metrics") or {}).get("source") or "") for job in done}
+    return sorted(text for text in found if text)
+
+
+def _caption(series: Sequence[figures.Series], metric: str | None, sources: Sequence[str]) -> str:
     if not series:
         return "No job has a metric that may be shown: the test data are not declared public."
     repeated = any(len(ys) > 1 for one in series for ys in figures.group_by_x(one.points).values())
     band = " Small points are single runs, the line is their mean, the band spans the least and the greatest."
-    return f"{(metric or '').capitalize()} on the public test data against ε." + (band if repeated else "")
+    where = f" ({'; '.join(sources)})" if sources else ""
+    return f"{(metric or '').capitalize()} against ε{where}." + (band if repeated else "")
 
 
 def _row(job: JobRecord) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 from dpml import errors
 from dpml.data.stored import Stored, gather, length_of, mapping_of, pieces
 from dpml.errors import ConfigError, DataError
-from dpml.machine import refuse_lack_of_memory
+from dpml.sgd.per_example import refuse_device_error
+from dpml.sgd.randomness import seed_secretly
 from dpml.sgd.tensors import as_inputs, as_targets, float_dtype
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -95,6 +96,7 @@ class StoredRows(Rows):
                 multiprocessing_context="spawn",
                 persistent_workers=True,
                 generator=torch.Generator(),  # its own: the loader draws nothing from torch's global one
+                worker_init_fn=seed_secretly,  # crops drawn by a known seed: one record more would move all others'
             )
 
     def __len__(self) -> int:
@@ -233,8 +235,8 @@ class _Pairs(Stored):
         try:
             x, y = self._dataset[position]
             return _fitting(x, self.row_shape, self.row_dtype), _fitting(y, self.target_shape, self.target_dtype)
-        except (Exception, SystemExit) as error:  # one that stopped the run would tell that this record was drawn
-            refuse_lack_of_memory(error)
+        except BaseException as error:  # one that stopped the run would tell that this record was drawn
+            refuse_device_error(error)
             return None
 
     def blocks(self) -> Iterator[bytes | memoryview]:

@@ -219,7 +219,7 @@ class Clipper:
                     found = self._batches.gradients(part, size, self._recipe)[0]
             except Unsupported:  # nothing of a record: all of the batch is run alone
                 pass
-            except (Exception, SystemExit) as error:  # of a record, which must not stop the run: halves find it
+            except BaseException as error:  # of a record, which must not stop the run: halves find it
                 refuse_device_error(error)
                 halve = size > 1
         if found is not None:

@@ -25,7 +25,7 @@ from torch import nn
 
 from dpml.accounting import Event
 from dpml.errors import DataError
-from dpml.mechanisms import NoiseSource, Prefetch, streams
+from dpml.mechanisms import NoiseSource, Prefetch, SecretNoise, streams
 from dpml.mechanisms.lattice import MAX_STEPS, Grid
 from dpml.sgd.adaptive import next_clip, noisy_count
 from dpml.sgd.batches import Batch, Rows, as_rows
@@ -209,9 +209,9 @@ class Stepper:
             released_sum(grid, piece, self._drawn(std, len(piece)))
 
         pieces = in_pieces(total)
-        if self.noise.secret:
+        if isinstance(self.noise, SecretNoise):
             self._pool.share(release, pieces)
-        else:  # a test's source: in order
+        else:  # in order: somebody else's source may not bear several threads at once
             for piece in pieces:
                 release(piece)
         noisy = self.team.total(total).div_(normaliser(plan))

@@ -6,6 +6,7 @@ swapped in for the call (``functional_call``): the user's module gets no hooks, 
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from dpml.errors import DataError, ModelError
 from dpml.machine import refuse_lack_of_memory
 from dpml.sgd.models import LossFunction
+from dpml.sgd.randomness import Together, of_one_record
 
 Tensors = dict[str, torch.Tensor]
 FATAL = (MemoryError, torch.OutOfMemoryError)  # of the machine, not of a record
@@ -87,8 +89,8 @@ def try_on_zeros(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Excepti
 def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Tensors:
     """Gradients ``(B, *shape)`` of each record's own loss, by name; NaN for a record that raises an error.
 
-    All records at once by ``vmap``.  Where it knows no rule, a slow loop of plain
-    autograd; where a record raises, halves of the batch, down to that record.
+    All records at once by ``vmap``.  Where it knows no rule, or records would share random numbers, a slow loop of
+    plain autograd; where a record raises, halves of the batch, down to that record.
     """
     gradient = _Gradient(model, loss_fn)
     stacked = _stacked(gradient, gradient.values, batch)
@@ -134,15 +136,16 @@ class _Gradient:
 
 
 def _stacked(gradient: _Gradient, values: Tensors, batch: Any) -> Tensors:
-    size = batch_size(batch)
+    size, attempt = batch_size(batch), Together(next(iter(values.values())).device)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), attempt:
             warnings.filterwarnings("ignore", message="There is a performance drop")  # torch loops over some kernels
             stacked: Tensors = vmap(gradient.together, in_dims=(None, 0), randomness="different")(values, batch)
+        if not attempt.shared:
             return stacked
     except (RuntimeError, NotImplementedError) as error:
         refuse_device_error(error)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         refuse_device_error(error)
         if size > 1:
             half = size // 2
@@ -156,14 +159,32 @@ def _stacked(gradient: _Gradient, values: Tensors, batch: Any) -> Tensors:
 def _alone(gradient: _Gradient, values: Tensors, record: Any) -> Tensors:
     """One record's gradient, NaN if it raises: an error that stopped the run would tell that the record is there."""
     try:
-        return gradient(values, record)
-    except (Exception, SystemExit) as error:
+        with of_one_record(next(iter(values.values())).device):
+            return gradient(values, record)
+    except BaseException as error:
         refuse_device_error(error)
         return {name: torch.full_like(value, torch.nan) for name, value in values.items()}
 
 
 def refuse_device_error(error: BaseException) -> None:
-    """What is of the machine, not of a record: the device answers no more, or there is no memory at all."""
-    if "CUDA error" in str(error):
+    """What is not of a record: somebody stops the run, the device answers no more, or there is no memory at all.
+
+    Everything else is, whatever its class (a panic in a library written in Rust is no ``Exception``).  What the frames
+    behind the error still hold is let go first: memory that a record took until there was none is not the machine's.
+    """
+    if isinstance(error, KeyboardInterrupt | GeneratorExit) or "CUDA error" in str(error):
         raise error
+    let_go(error)
     refuse_lack_of_memory(error)
+
+
+def let_go(error: BaseException) -> None:
+    """Empty the frames that have ended on the way of ``error`` and of those that it came from."""
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            left += [other for other in (one.__context__, one.__cause__) if other is not None]

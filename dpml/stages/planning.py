@@ -1,8 +1,9 @@
 """Which stages a run has beside its training, and what each may spend; from public knowledge only.
 
-A share s of a stage is that part of the run's budget: the stage gets ε_s = s·ε, and category discovery, the only one
-that needs a δ, δ_s = s·δ.  Stages over several columns split both equally; the metrics split theirs by fixed weights.
-Each stage's event is pure (bounds, labels, metrics) or an (ε, δ) statement (categories), under the run's relation.
+A share s of a stage is that part of the run's budget: the stage gets ε_s = s·ε, and category discovery and the centre,
+which need a δ, δ_s = s·δ.  Stages over several columns split both equally; the metrics split theirs by fixed weights.
+Each stage's event is pure (bounds, labels, metrics), an (ε, δ) statement (categories) or a Gaussian (center), under the
+run's relation.
 Training gets the rest: not ε − Σ ε_s, but as much as the run's accountant lets pass for all events together
 (:func:`largest_training`; ``dp_sgd`` and ``dp_gd`` calibrate their noise on the composed event itself).
 """
@@ -26,12 +27,14 @@ from dpml.results import to_jsonable
 
 from .bounds import BoundsFinder, finder_of
 from .categories import CategoryFinder
+from .center import CenterFinder
 from .labels import LabelCounter
 from .metrics import MetricsMaker
 
-STAGE_NAMES = ("bounds", "categories", "labels", "metrics")
-BEFORE = STAGE_NAMES[:3]
+STAGE_NAMES = ("bounds", "categories", "labels", "center", "metrics")
+BEFORE = STAGE_NAMES[:4]
 OF_COLUMNS = STAGE_NAMES[:2]
+WITH_DELTA = ("categories", "center")
 SMALLEST_SHARE = 1e-6
 FINENESS = 0.02
 """How near, in parts of what the stages get, :func:`largest_training` comes to the largest budget."""
@@ -200,11 +203,12 @@ def plan_stages(
         "bounds": lambda e, _: _bounds(public, e, neighboring_relation),
         "categories": lambda e, d: _categories(public, e, d, neighboring_relation),
         "labels": lambda e, _: {"labels": _labels(public, e, neighboring_relation)},
+        "center": lambda e, d: {"center": _center(public, e, d, neighboring_relation)},
         "metrics": lambda e, _: {"metrics": _metrics(public, model, e, neighboring_relation)},
     }
     stages = []
     for name, share in shares.items():
-        spent, spent_delta = share * epsilon, share * delta if name == "categories" else 0.0
+        spent, spent_delta = share * epsilon, share * delta if name in WITH_DELTA else 0.0
         stages.append(Stage(name, share, spent, spent_delta, makers[name](spent, spent_delta)))
     return Stages(tuple(stages))
 
@@ -258,6 +262,19 @@ def _labels(public: PublicInfo, epsilon: float, relation: str) -> LabelCounter:
     if public.task == "regression":
         raise invalid("shares.labels", "given", "left out for a numeric target, which has no classes")
     return LabelCounter(len(public.classes), epsilon, relation)
+
+
+def _center(public: PublicInfo, epsilon: float, delta: float, relation: str) -> CenterFinder:
+    if public.preprocessing.get("kind") != "image":
+        raise invalid(
+            "shares.center", "given", "left out for rows that are no features of images", "Only those have a center: "
+            "data.features=scattering, say.",
+        )  # fmt: skip
+    if delta == 0:
+        raise invalid(
+            "shares.center", "given", "left out with delta = 0: its noise is Gaussian", "Use another variant or method."
+        )
+    return CenterFinder(public.n_features - 1, public.n_declared, epsilon, delta, relation)
 
 
 def _metrics(public: PublicInfo, model: str, epsilon: float, relation: str) -> MetricsMaker:

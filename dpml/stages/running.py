@@ -19,6 +19,7 @@ import numpy as np
 from dpml.accounting import Ledger
 from dpml.data import Encoder, NumericColumn, PrivateData, PublicInfo, Records, Schema
 from dpml.data.encoder import numbers
+from dpml.data.image_source import ImageRows, finished
 from dpml.data.table import encode_cells
 from dpml.errors import RunFolderError
 from dpml.mechanisms import NoiseSource
@@ -96,12 +97,20 @@ def before_training(
             if stage is not None:
                 run_stage(stage, ledger, folder, kept, partial(draw, stage, cells.train, noise))
         public = found_public(public, kept)
-        records = encode_cells(cells, _encoder(public), sparse)
+        records: Records | ImageRows = encode_cells(cells, _encoder(public), sparse)
+    elif stages.get("center") is not None:
+        records = data.image_rows(split)
     else:
         records = data.load(split, sparse=sparse, **reading)
-    labels = stages.get("labels")
+    labels, center = stages.get("labels"), stages.get("center")
     if labels is not None:
         run_stage(labels, ledger, folder, kept, lambda: labels.part.release(records.y, public.classes, noise))
+    if isinstance(records, ImageRows):
+        assert center is not None
+        rows = records.X
+        run_stage(center, ledger, folder, kept, lambda: center.part.release(rows, noise))
+        public = centred_public(public, kept)
+        records = finished(records, public)
     return public, records, kept
 
 
@@ -119,6 +128,12 @@ def before_training_again(
         RunFolderError: that file is missing or damaged, or does not fit the released schema.
     """
     kept: Kept = _read(folder) if stages else {}
+    if stages.get("center") is not None:
+        try:
+            public = centred_public(data.public, kept)
+        except (KeyError, TypeError) as error:
+            raise _damaged(folder, type(error).__name__) from error
+        return public, finished(data.image_rows(split), public), kept
     if not stages.find_columns:
         return data.public, data.load(split, sparse=sparse, **reading), kept
     try:
@@ -156,6 +171,8 @@ def after_training(
     shown = {
         stage.name: {"how": HOW, **kept[stage.name]} if stage.name in kept else {"how": LOST} for stage in stages.stages
     }
+    if "center" in shown:  # thousands of numbers, which stand in the released model's preprocessing
+        shown["center"].pop("values", None)
     return metrics, shown
 
 
@@ -184,6 +201,11 @@ def found_public(public: PublicInfo, kept: Mapping[str, Any]) -> PublicInfo:
             listed = kept["categories"]["columns"][column.name]["categories"]
             found.append(replace(column, categories=places(column, listed), most=None))  # type: ignore[arg-type]
     return replace(public, schema=schema.with_columns(found).to_dict())
+
+
+def centred_public(public: PublicInfo, kept: Mapping[str, Any]) -> PublicInfo:
+    """The public description with the centre that the stage found."""
+    return replace(public, preprocessing={**public.preprocessing, "center": str(kept["center"]["values"])})
 
 
 def draw_bounds(stage: Stage, frame: Any, noise: NoiseSource) -> dict[str, Any]:

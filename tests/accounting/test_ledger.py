@@ -262,6 +262,8 @@ def test_an_unfinished_or_missing_run_does_not_verify(tmp_path, capsys):
     assert any("line 1 is not the closing line" in problem for problem in found.problems)
     assert not acc.verify(tmp_path / "nothing").ok
     assert verify_cli.main([str(tmp_path / "nothing")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    assert verify_cli.main([str(tmp_path)]) == 1
     assert "cannot read" in capsys.readouterr().out
 
 

@@ -62,6 +62,8 @@ def test_tables(
 ) -> None:
     seen: list[Settings] = []
     monkeypatch.setattr(script, "run_audit", made_up(share, bug_share, seen))
+    other = AuditResult(bug_share, 5e-3, 0.999, 8, "two_world", 0.0, 1)
+    monkeypatch.setattr(script, "run_rows", lambda: [("another method", 8, other)])
     assert script.main(["--runs", "1000", "--json", str(tmp_path / "table.json")]) == status
     out = capsys.readouterr().out
     assert text in out
@@ -74,6 +76,27 @@ def test_tables(
     table = json.loads((tmp_path / "table.json").read_text("utf-8"))
     assert len(table["bugs"]) == len(ENGINE_BUGS)
     assert len(table["correct"]) == 13
+    assert table["others"][0]["epsilon_lower"] == bug_share
+    assert "another method" in out
+
+
+def test_bugs_of_other_methods_are_planted_and_removed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import run_faults
+
+    from dpml.erm import objective, output
+
+    whole = (output.add_gaussian, objective.linear_term)
+    asked: list[int] = []
+
+    def look(case: Any, runs: int) -> AuditResult:
+        asked.append(runs)
+        return AuditResult(2.0, 5e-3, 0.999, runs, "two_world", 0.0, 1)
+
+    monkeypatch.setattr(run_faults, "audited", look)
+    rows = script.run_rows()
+    assert asked == [count for _, _, count, _ in run_faults.RUN_BUGS]
+    assert len(rows) == len(run_faults.RUN_BUGS) >= 8
+    assert (output.add_gaussian, objective.linear_term) == whole
 
 
 def test_bugs_are_planted_and_removed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,3 +61,15 @@ def test_help_lists_exactly_the_choices_there_are() -> None:
     for group, names in listed.items():
         assert names == {path.stem for path in (configuration.config_folder() / group).glob("*.yaml")}, group
     assert {"data", "model", "method", "experiment", "sweep"} == set(listed)
+
+
+@pytest.mark.parametrize(("name", "jobs"), [("epsilon", 4), ("epsilon_by_method", 12), ("epsilon_by_seed", 20)])
+def test_a_sweep_config_gives_as_many_jobs_as_it_says(name: str, jobs: int) -> None:
+    from dpml.sweeps import sweep_jobs
+
+    sweep = hydra.compose("config", overrides=[f"+sweep={name}"], return_hydra_config=True).hydra
+    assert sweep.mode.name == "MULTIRUN"
+    assert sweep.launcher["_target_"].endswith("JoblibLauncher")
+    found = sweep_jobs([f"+sweep={name}"], sweep.sweeper.params)
+    assert len({tuple(job) for job in found}) == len(found) == jobs
+    assert len(sweep_jobs([f"+sweep={name}", "privacy.epsilon=3"], sweep.sweeper.params)) == jobs // 4

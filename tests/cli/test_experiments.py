@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,26 @@ def test_census_income_on_small_generated_files(cli: Any, tmp_path: Path) -> Non
     status, _, err = cli("data=census_income", f"data.folder={tmp_path}", "hydra.run.dir=here", "report=false")
     assert status == 0, err
     assert json.loads((tmp_path / "here/result.json").read_text())["delta"] == 1e-6
+
+
+def test_sample_sizes_on_subsamples_of_adult(tmp_path: Path) -> None:
+    """``experiments/sample_size.py --quick``: positive excess that falls with n, below the theorem; JSON is merged."""
+    file = tmp_path / "results" / "found.json"
+    file.parent.mkdir()
+    file.write_text('{"other": {"kept": 1}}')
+    words = [sys.executable, str(ROOT / "experiments/sample_size.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "## adult: smallest n" in done.stdout
+    found = json.loads(file.read_text("utf-8"))
+    assert found["other"] == {"kept": 1}
+    assert {"python", "dpml", "processor"} <= set(found["adult"]["machine"])
+    curves = {curve["method"]: curve for curve in found["adult"]["curves"]}
+    assert set(curves) == {"objective", "output"}
+    for curve in curves.values():
+        assert curve["n"] == [9044, 18088, 36177]
+        assert 0.0 < curve["empirical"][-1] < curve["empirical"][0]
+        assert curve["theorem_factor"] > 1.0
+    needs = {(need["method"], need["excess_risk"]): need for need in found["adult"]["smallest_n"]}
+    need = needs["objective", 0.02]
+    assert 9044 < need["n_population"] < need["n_bound"] < need["n_rule"]

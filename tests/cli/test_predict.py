@@ -51,7 +51,7 @@ def test_a_row_with_strange_cells_is_scored_too(run: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("release", "table", "message"),
     [
-        ("nowhere", "new.csv", "no model.safetensors"),
+        ("nowhere", "new.csv", "there is no folder"),
         ("run", "nowhere.csv", "nowhere.csv"),
         ("run", "half.csv", "money"),
     ],

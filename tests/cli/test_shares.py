@@ -52,7 +52,7 @@ def test_a_real_run_from_table_to_private_accuracy(table: tuple[str, ...], tmp_p
     assert schema["columns"]["age"]["bounds"] == result["stages"]["bounds"]["columns"]["age"]["bounds"]
     assert load(run / "release").predict(people(5)).shape == (5,)
     report = (run / "report.html").read_text("utf-8")
-    assert "accuracy low" in report
+    assert "95\u00a0% interval" in report
     assert "shares" in (run / "release/config.yaml").read_text()
 
 

@@ -20,13 +20,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from verdicts import area_of, audit_verdict, is_training, topic  # noqa: E402
+from verdicts import area_of, audit_verdict, is_training, runs_needed, topic  # noqa: E402
 
-REGISTRIES = ("BUGS", "FAULTS", "ENGINE_BUGS")
+REGISTRIES = ("BUGS", "FAULTS", "ENGINE_BUGS", "RUN_BUGS")
 GREEN = ("checks_pass_unpatched", "the_whole_code_passes", "the_same_audits_contradict_nothing_without_a_bug")
 """Ends of the names of tests that run all checks of their file on the whole code."""
-AUDITED = ("engine_faults.py", "test_audit_bugs.py", "test_the_audit_alone_finds_a_bug_of_the_engine")
-"""Bugs of the engine that the auditor alone finds: where they are, and the test that shows it."""
+AUDITED = (
+    ("engine_faults.py", "test_audit_bugs.py", "test_the_audit_alone_finds_a_bug_of_the_engine", "sgd"),
+    ("run_faults.py", "test_run_audit_bugs.py", "test_an_audit_of_runs_finds_a_bug_of_the_method", ""),
+)
+"""Bugs that an auditor alone finds: where they are, the test that shows it, their area ("": that of the seam)."""
 WITHOUT_A_PATCH = {
     "noise_reuse_after_resume_is_found": ("PrivateTrainer.noise_source",),
     "sampler_reuse_after_resume_is_found": ("PrivateTrainer.noise_source",),
@@ -77,6 +80,7 @@ class Entry:
         area: kind of code, one of :data:`verdicts.AREAS`.
         whole_first: whether the same check is run, and passes, before anything is broken.
         audit: for bugs of training, whether an audit of the runs alone can see it; else empty.
+        runs: with how many runs of both worlds together it does; measured where ``audit`` says so.
     """
 
     name: str
@@ -87,6 +91,7 @@ class Entry:
     area: str
     whole_first: bool
     audit: str
+    runs: str
 
 
 class BugFile:
@@ -230,7 +235,9 @@ class BugFile:
     def _entry(self, name: str, test: str, seams: list[str], checks: list[str], green: bool) -> Entry:
         area = area_of(self.path.stem, seams, name)
         audit = audit_verdict(self.path.stem, name) if is_training(self.path.stem) else ""
-        return Entry(name, self.path.name, test, tuple(seams), tuple(checks), area, green, audit)
+        return Entry(
+            name, self.path.name, test, tuple(seams), tuple(checks), area, green, audit, runs_needed(audit)
+        )  # fmt: skip
 
 
 # -- syntax -----------------------------------------------------------------------------------------------------------
@@ -311,25 +318,29 @@ def _words(name: str) -> str:
     return name.strip("_").replace("_s ", "'s ").replace("_", " ")
 
 
-def _of_the_engine() -> Iterator[Entry]:
-    """The registry of bugs that are handed to an audit; each is seen by it, which its test measures."""
-    source, file, test = AUDITED
-    made = BugFile(HERE.parent / source)
-    assert isinstance(made.registry, ast.List)
-    for item in made.registry.elts:
-        assert isinstance(item, ast.Tuple)
-        assert isinstance(item.elts[0], ast.Name)
-        name = item.elts[0].id
-        seams = tuple(made.seams(made.functions[name]))
-        words = f"{_words(name)} (by an audit)"
-        yield Entry(words, file, test, seams, ("run_audit",), "sgd", True, "yes: measured")
+def _audited() -> Iterator[Entry]:
+    """The registries of bugs that are handed to an audit; each is seen by it, which its test measures."""
+    for source, file, test, area in AUDITED:
+        made = BugFile(HERE.parent / source)
+        assert isinstance(made.registry, ast.List)
+        same = re.search(r"Settings\(runs=([\d_]+)", (HERE / file).read_text("utf-8"))
+        for item in made.registry.elts:
+            assert isinstance(item, ast.Tuple)
+            assert isinstance(item.elts[0], ast.Name)
+            name = item.elts[0].id
+            seams = tuple(made.seams(made.functions[name]))
+            own = [e.value for e in item.elts if isinstance(e, ast.Constant) and isinstance(e.value, int)]
+            count = own[0] if own else int(same[1]) if same else 0
+            kind = area or ("mechanisms" if "Mechanism" in seams[0] else "erm")
+            words = f"{_words(name)} (by an audit)"
+            yield Entry(words, file, test, seams, ("audit",), kind, True, "yes: measured", f"{count:,}")
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
 def entries() -> list[Entry]:
     """All planted bugs of the suite; names that two files share get the file's topic."""
     found = [entry for path in sorted(HERE.glob("test_*_bugs.py")) for entry in BugFile(path).entries()]
-    found += _of_the_engine()
+    found += _audited()
     shared = Counter(entry.name for entry in found)
     out, seen = [], Counter[str]()
     for entry in found:
@@ -345,7 +356,7 @@ def entries() -> list[Entry]:
 
 def markdown(found: list[Entry]) -> str:
     """The table, one row an entry, and counts below."""
-    rows = ["| bug | seam | test that fails | checks | area | audit alone |", "|---|---|---|---|---|---|"]
+    rows = ["| bug | seam | test that fails | checks | area | audit alone | runs |", "|---|---|---|---|---|---|---|"]
     for entry in sorted(found, key=lambda e: (e.area, e.file)):
         cells = [
             entry.name,
@@ -354,12 +365,18 @@ def markdown(found: list[Entry]) -> str:
             ", ".join(f"`{check}`" for check in entry.checks),
             entry.area,
             entry.audit or "not a bug of training",
+            entry.runs,
         ]
         rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     areas = Counter(entry.area for entry in found)
     seen = Counter(entry.audit.partition(":")[0] for entry in found if entry.audit)
     rows += ["", f"{len(found)} planted bugs: " + ", ".join(f"{area} {n}" for area, n in sorted(areas.items())) + "."]
-    rows += [f"Of {sum(seen.values())} bugs of training an audit alone can see {seen['yes']}, and not {seen['no']}."]
+    measured = sum(entry.audit == "yes: measured" for entry in found)
+    rows += [
+        f"Of {sum(seen.values())} bugs of training an audit alone can see {seen['yes']}, and not {seen['no']}. "
+        f"For {measured} the runs are those of the test that shows it (99.9 % confidence); for the others they are "
+        "argued from these."
+    ]
     return "\n".join(rows)
 
 

@@ -86,6 +86,12 @@ def test_every_bug_of_training_has_a_verdict_and_no_verdict_is_stale(entries: li
     of_training = [entry for entry in entries if verdicts.is_training(entry.file)]
     assert all(re.fullmatch(r"yes(: .+)?|no: .+", entry.audit) for entry in of_training)
     assert len([entry for entry in of_training if entry.audit.startswith("yes")]) >= 8
+    for entry in entries:
+        assert bool(entry.runs) == entry.audit.startswith("yes"), entry.name
+    measured = [entry for entry in entries if entry.audit == "yes: measured"]
+    assert all(int(entry.runs.replace(",", "")) >= 100 for entry in measured)
+    assert {"erm", "mechanisms", "sgd"} == {entry.area for entry in measured}
+    assert len(measured) >= 16
     assert not verdicts.unused([entry.name.partition(" (")[0] for entry in entries if entry.audit])
 
 
@@ -113,4 +119,5 @@ def test_the_command_prints_markdown(entries: list[table.Entry]) -> None:
     )
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert len(rows) == len(entries) + 1
-    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {8}
+    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {9}
+    assert "argued from these" in done.stdout

@@ -19,8 +19,10 @@ _OF_FILE = {
     "accountant": "accounting", "accounting": "accounting", "cell": "data", "data": "data", "erm_attack": "erm",
     "erm": "erm", "gd": "erm", "linear": "erm", "kmeans": "estimators", "mechanism": "mechanisms",
     "selection": "mechanisms", "session": "sessions", "search": "search", "ledger": "ledger",
-    "resume_command": "ledger", "run": "boundary", "silent_spending": "boundary", "stage": "stages",
-    "audit": "audit", "sgd_noise": "noise", "sgd_sampling": "sampler", "sgd_resume": "ledger", "sgd_batches": "data",
+    "resume_command": "ledger", "run": "boundary", "silent_spending": "boundary", "report": "boundary",
+    "stage": "stages", "tracking": "boundary", "feature": "data", "audit": "audit", "run_audit": "audit",
+    "sgd_noise": "noise", "sgd_sampling": "sampler", "sgd_resume": "ledger", "sgd_batches": "data",
+    "sweep": "ledger",
 }  # fmt: skip
 _OF_SEAM = (
     ("sampler", r"poisson_indices$"),
@@ -199,6 +201,21 @@ def audit_verdict(file: str, name: str) -> str:
     if not general:
         raise KeyError(f"{file}: {name!r} has no verdict in tests/planted_bugs/verdicts.py")
     return general
+
+
+def runs_needed(verdict: str) -> str:
+    """With how many runs, argued: what is measured is in the registries of bugs that are handed to an audit.
+
+    A difference that has no noise shows as soon as a hundred runs agree.  Where the true ε is about twice the claim,
+    exact limits at 99.9 % need some 16,000 runs (``half the noise of output`` has that many); where it is larger by
+    less, or one record in many shows it, up to a million.
+    """
+    if not verdict.startswith("yes"):
+        return ""
+    if verdict == _ATTACK:
+        return "none: computed"
+    plain = ("has no noise", "is released", "same noise", "NaN", "raises", "by orders", "whether the batch is there")
+    return "some 100 (argued)" if any(words in verdict for words in plain) else "10,000 to 1,000,000 (argued)"
 
 
 def unused(names: Sequence[str]) -> list[str]:

@@ -18,7 +18,12 @@ Make = Callable[..., Path]
 def test_rebuilds_a_run(run_folder: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_folder(method="output")
     assert main([str(folder)]) == 0
-    assert capsys.readouterr().out == f"report: {folder / 'release' / 'report.html'}\n"
+    release = folder / "release"
+    assert capsys.readouterr().out == f"report: {release / 'report.html'}\nmodel card: {release / 'model_card.md'}\n"
+    assert main([str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["facts"] == json.loads((release / "report.json").read_text())
+    assert (found["facts"]["epsilon"], found["facts"]["relation"]) == (1.0, "add_remove")
     assert (folder / "release" / "epsilon_vs_step.png").is_file()
 
 
@@ -40,6 +45,12 @@ def test_a_broken_ledger_is_said(sweep_folder: Make, capsys: pytest.CaptureFixtu
     (sweep / "0" / "release" / "ledger.jsonl").unlink()
     assert main([str(sweep)]) == 0
     assert "composed: cannot be stated" in capsys.readouterr().out
+
+
+def test_a_report_of_records_that_disagree_says_so(run_folder: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_folder(method="output", change={"epsilon": 0.5})
+    assert main([str(folder)]) == 0
+    assert "PROBLEM: The ledger's charges cost ε" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "message"), [("", "holds no finished run"), ("nowhere", "is not a folder")])
