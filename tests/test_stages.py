@@ -29,7 +29,10 @@ ARRAYS = PrivateData.from_arrays(np.zeros((9, 2)), [0, 1, 0] * 3, norm_bound=1.0
 @pytest.mark.parametrize(
     ("shares", "match"),
     [
-        ({"bound": 0.1}, "stage = 'bound' is not allowed: it must be one of bounds, categories, labels, center, metrics"),
+        (
+            {"bound": 0.1},
+            "stage = 'bound' is not allowed: it must be one of bounds, categories, labels, center, metrics",
+        ),
         ({"bounds": -0.1}, r"shares\.bounds = -0\.1"),
         ({"bounds": 1.0}, r"shares\.bounds = 1\.0"),
         ({"bounds": 1e-9}, r"shares\.bounds = 1e-09"),

@@ -97,9 +97,21 @@ class Pool:
         finally:  # also after an interrupt: nobody may still write when the caller goes on
             left.clear()
             started = [helper for helper in helpers if not helper.cancel()]
-            wait(started)
+            _wait_out(started)
         for helper in started:
             helper.result()
+
+
+def _wait_out(helpers: Sequence[Future[None]]) -> None:
+    """Return, or pass a further interrupt on, when all have ended: each is within one item, a part of a second."""
+    interrupt: BaseException | None = None
+    while not all(helper.done() for helper in helpers):
+        try:
+            wait(helpers)
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 class Bank:

@@ -305,10 +305,20 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
     return _Finding(recipe, reason, fault)
 
 
-def _plain(thing: Any) -> tuple[Any, ...]:
-    """Plain attributes of a module or a loss that may change how it computes; what objects in them hold is not seen."""
-    found = getattr(thing, "__dict__", {})
-    return tuple((name, repr(value)) for name, value in found.items() if _is_plain(value) and name not in _TORCHS_OWN)
+def _plain(thing: Any, depth: int = 2) -> tuple[Any, ...]:
+    """Plain attributes of a module or a loss that may change how it computes, and of a configuration that it holds.
+
+    Of what is further in, or in a closure, nothing is seen.
+    """
+    found: list[Any] = []
+    for name, value in list(getattr(thing, "__dict__", {}).items()):
+        if name in _TORCHS_OWN:
+            continue
+        if _is_plain(value):
+            found.append((name, repr(value)))
+        elif depth and not callable(value) and not isinstance(value, torch.Tensor) and hasattr(value, "__dict__"):
+            found.append((name, _plain(value, depth - 1)))
+    return tuple(found)
 
 
 def _is_plain(value: Any) -> bool:

@@ -67,7 +67,8 @@ class Together(TorchFunctionMode):
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         super().__exit__(kind, *rest)
-        python, array = random.getstate(), np.random.get_state()  # noqa: NPY002
+        python: Any = random.getstate()
+        array: Any = np.random.get_state()  # noqa: NPY002
         moved = python != self._before[0] or array[2:] != self._before[1][2:]
         self.shared |= moved or not np.array_equal(array[1], self._before[1][1]) or self._seeded
         if self.shared or kind is not None:

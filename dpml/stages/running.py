@@ -23,6 +23,7 @@ from dpml.data.image_source import ImageRows, finished
 from dpml.data.table import encode_cells
 from dpml.errors import RunFolderError
 from dpml.mechanisms import NoiseSource
+from dpml.ranges import is_number
 from dpml.release import PrivateModel, RunFolder
 
 from .categories import places
@@ -127,11 +128,11 @@ def before_training_again(
     Raises:
         RunFolderError: that file is missing or damaged, or does not fit the released schema.
     """
-    kept: Kept = _read(folder) if stages else {}
+    kept: Kept = _read(folder, stages) if stages else {}
     if stages.get("center") is not None:
         try:
             public = centred_public(data.public, kept)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise _damaged(folder, type(error).__name__) from error
         return public, finished(data.image_rows(split), public), kept
     if not stages.find_columns:
@@ -139,7 +140,7 @@ def before_training_again(
     try:
         public = found_public(data.public, kept)
         same = hashlib.sha256(_schema_text(public)).hexdigest() == _digest(folder)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise _damaged(folder, type(error).__name__) from error
     if not same:
         raise _damaged(folder, "it does not fit release/schema.json")
@@ -236,15 +237,29 @@ def _digest(folder: RunFolder) -> str:
     return hashlib.sha256((folder.release / "schema.json").read_bytes()).hexdigest()
 
 
-def _read(folder: RunFolder) -> Kept:
+def _read(folder: RunFolder, stages: Stages) -> Kept:
     path = folder.private / STAGES_FILE
     try:
         found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         if not isinstance(found, dict):
             raise TypeError("no object")
+        for name, given in found.items():
+            _check_kept(name, given, stages)
         return found
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise _damaged(folder, type(error).__name__) from error
+
+
+def _check_kept(name: str, given: Any, stages: Stages) -> None:
+    """TypeError unless it can be what a stage of this plan gave; what bounds and categories hold is compared later."""
+    if stages.get(name) is None or not isinstance(given, dict):
+        raise TypeError(f"{name!r} is no stage's")
+    if name == "metrics":
+        values = [value for value in given.values() if isinstance(value, dict)]
+        flat = [value for value in given.values() if not isinstance(value, dict)]
+        ends = [[value.get(end) for end in ("value", "low", "high")] for value in values]
+        if not all(is_number(number) for number in (*flat, *(end for three in ends for end in three))):
+            raise TypeError("metrics hold what is no number")
 
 
 def _damaged(folder: RunFolder, why: str) -> RunFolderError:
