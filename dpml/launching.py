@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpml import config as configuration
 from dpml import jobs, workers
 from dpml.errors import ConfigError, invalid
+from dpml.machine import Stopped
 
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 RAY = "hydra_plugins.dpml_ray.RayLauncher"
@@ -298,7 +299,7 @@ def stop_at_checkpoints(root: Path) -> None:
 
     def ask(number: int, frame: FrameType | None) -> None:
         if _signals:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            raise KeyboardInterrupt if number == signal.SIGINT else Stopped(128 + number)
         _signals.append(number)
         workers.ask_to_stop(root)
         print(

@@ -28,6 +28,7 @@ from dpml.accounting import Ledger, from_json
 from dpml.accounting.ledger import parse_ledger, write_all
 from dpml.accounting.verification import file_digest
 from dpml.errors import ConfigError, LedgerError, ModelError, RunFolderError
+from dpml.machine import Stopped
 from dpml.release import RunFolder
 from dpml.runs import Plan, differences
 
@@ -416,7 +417,7 @@ class Stop:
         if number == signal.SIGINT:
             raise KeyboardInterrupt(text)
         _say(text)
-        raise SystemExit(128 + number)
+        raise Stopped(128 + number)
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,7 @@ from dpml.accounting.normal_form import flatten
 from dpml.data import PublicInfo, Records
 from dpml.errors import LedgerError, ModelError
 from dpml.linear_methods import LINEAR_METHODS, fit_linear, fit_linear_nonprivate
-from dpml.machine import refuse_lack_of_memory
+from dpml.machine import refuse_unless_a_records
 from dpml.mechanisms import NoiseSource
 from dpml.planning import device_of, epsilon_of, method_of, network_of
 from dpml.processes import local_rank, world_size
@@ -47,8 +47,8 @@ def private_scores(model: PrivateModel, records: Records) -> dict[str, Any]:
     """:func:`test_scores` for the custodian's notes; where a module raises at a record, that is said only there."""
     try:
         return dict(test_scores(model, records))
-    except (Exception, SystemExit) as error:
-        refuse_lack_of_memory(error)
+    except BaseException as error:
+        refuse_unless_a_records(error)
         return {"failed": f"{type(error).__name__}: {error}"[:1000]}
 
 

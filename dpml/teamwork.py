@@ -20,6 +20,7 @@ from dpml.accounting import Ledger
 from dpml.arguments import MODELS
 from dpml.data import PrivateData, Records
 from dpml.errors import ConfigError, DataError
+from dpml.machine import Stopped
 from dpml.mechanisms import FixedNoise, NoiseSource, default_noise
 from dpml.results import dumps
 from dpml.running import released_model, train_by_plan
@@ -152,7 +153,7 @@ def leader_stops() -> Iterator[None]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         if asked:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            raise KeyboardInterrupt if number == signal.SIGINT else Stopped(128 + number)
         asked.add(number)
 
     before: dict[signal.Signals, Any] = {}

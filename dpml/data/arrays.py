@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse as sp
 
-from dpml.machine import refuse_lack_of_memory
+from dpml.machine import refuse_unless_a_records
 
 from ..errors import ConfigError, DataError, SchemaError, invalid
 from .cells import cell_number, check_number_type, kept, kind_of, labels_of, objects_of, plain_label
@@ -196,8 +196,8 @@ def _index(index: dict[Any, int], texts: dict[str, int], label: Any) -> int:
         if found < 0 and texts and isinstance(label, str | bytes):
             found = texts.get(cell_text(label) or "", -1)
         return found
-    except Exception as error:  # a label that cannot be a key (a list say), or a type of the user's own that raises
-        refuse_lack_of_memory(error)
+    except BaseException as error:  # a label that cannot be a key (a list say), or a type of the user's own that raises
+        refuse_unless_a_records(error)
         return -1
 
 
@@ -393,8 +393,8 @@ def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = N
             values = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
             if values.shape == shape and values.dtype.kind in "iufb":
                 X[position], y[position] = values, plain_label(label)
-        except (Exception, SystemExit) as error:  # sys.exit() in a record must not end the run either
-            refuse_lack_of_memory(error)
+        except BaseException as error:  # sys.exit() in a record must not end the run either
+            refuse_unless_a_records(error)
             X[position] = np.nan
     return X, y
 

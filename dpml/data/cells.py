@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dpml.machine import refuse_lack_of_memory
+from dpml.machine import refuse_unless_a_records
 
 from ..errors import DataError
 
@@ -47,8 +47,8 @@ def cell_number(cell: Any) -> float:
         if np.ndim(cell) or np.iscomplexobj(cell):
             return math.nan
         return float(cell)
-    except Exception as error:  # a type of the user's own may raise anything
-        refuse_lack_of_memory(error)
+    except BaseException as error:  # a type of the user's own may raise anything
+        refuse_unless_a_records(error)
         return math.nan
 
 
@@ -99,8 +99,8 @@ def _shape_of(row: Any, axes: int = MOST_AXES) -> tuple[int, ...]:
         return (len(row), *inner.pop()) if len(inner) == 1 else (len(row),)
     try:
         return tuple(int(size) for size in row.shape) if hasattr(row, "tolist") else ()
-    except Exception as error:  # a cell: it has no shape, or is of a user's own type
-        refuse_lack_of_memory(error)
+    except BaseException as error:  # a cell: it has no shape, or is of a user's own type
+        refuse_unless_a_records(error)
         return ()
 
 
@@ -139,8 +139,8 @@ def plain_label(label: Any) -> Any:
         label = label[0]
     try:
         return label.item()
-    except Exception as error:  # no such method, several values, or whatever a type of the user's own does
-        refuse_lack_of_memory(error)
+    except BaseException as error:  # no such method, several values, or whatever a type of the user's own does
+        refuse_unless_a_records(error)
         return label
 
 

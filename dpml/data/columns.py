@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dpml.machine import refuse_lack_of_memory
+from dpml.machine import refuse_unless_a_records
 
 from ..errors import SchemaError, invalid
 
@@ -108,8 +108,8 @@ def cell_text(cell: object) -> str | None:
     """:func:`text_of` a cell of the data, ``None`` where it has none (a whole number of thousands of digits, say)."""
     try:
         return text_of(cell)
-    except Exception as error:  # a type of the user's own may raise anything
-        refuse_lack_of_memory(error)
+    except BaseException as error:  # a type of the user's own may raise anything
+        refuse_unless_a_records(error)
         return None
 
 

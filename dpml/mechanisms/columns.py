@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpml.accounting.checks import shown
 from dpml.errors import ConfigError, DataError, invalid
+from dpml.machine import refuse_unless_a_records
 
 Name = Hashable
 _NUMBERS = "biuf"
@@ -165,7 +166,8 @@ class Places:
                     return self._places.get(_number(cell), -1)
                 return self._spelled.get(cell, -1)
             return place
-        except Exception:  # a cell that cannot be compared
+        except BaseException as error:  # a cell that cannot be compared
+            refuse_unless_a_records(error)
             return -1
 
 
@@ -175,5 +177,6 @@ def _number(cell: Any) -> float:
         return math.nan
     try:
         return float(cell)
-    except Exception:  # whatever a cell holds, it raises nothing here
+    except BaseException as error:  # whatever a cell holds, it raises nothing here
+        refuse_unless_a_records(error)
         return math.nan

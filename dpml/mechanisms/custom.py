@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpml.accounting.checks import ADD_REMOVE, check_count, check_list, check_number, check_relation, shown
 from dpml.errors import ConfigError, invalid
+from dpml.machine import refuse_unless_a_records
 from dpml.mechanisms.columns import Columns, Name
 from dpml.mechanisms.parts import LARGEST, NORMS, SMALLEST, Part
 from dpml.mechanisms.queries import Quantile, Query, Vectors
@@ -193,7 +194,8 @@ class Custom(Query):
         try:
             with np.errstate(all="ignore"):  # a warning would tell, too
                 found = np.array(self.function(data.as_dict()), dtype=np.float64).reshape(self.size)
-        except Exception:  # a failure would tell something of the records
+        except BaseException as error:  # a failure would tell something of the records
+            refuse_unless_a_records(error)
             return np.zeros(self.size)
         return np.where(np.isfinite(found), found, 0.0)
 

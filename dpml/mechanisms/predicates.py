@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpml.accounting.checks import check_list, check_one_of, shown
 from dpml.errors import ConfigError, invalid
+from dpml.machine import refuse_unless_a_records
 from dpml.mechanisms.columns import Columns, Name, Places
 
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "in", "present")
@@ -245,7 +246,8 @@ def _match(cell: Any, places: Places, differs: bool) -> bool:
 def _can_be_compared(cell: Any) -> bool:
     try:
         hash(cell)
-    except Exception:  # a list, or a type that raises
+    except BaseException as error:  # a list, or a type that raises
+        refuse_unless_a_records(error)
         return False
     return True
 
@@ -256,12 +258,14 @@ def is_missing(cell: Any) -> bool:
         return True
     try:
         return not bool(cell == cell)
-    except Exception:  # pandas.NA has no truth value
+    except BaseException as error:  # pandas.NA has no truth value
+        refuse_unless_a_records(error)
         return True
 
 
 def _holds(function: Callable[[Mapping[Name, Any]], Any], row: Mapping[Name, Any]) -> bool:
     try:
         return bool(function(row))
-    except Exception:  # a data-dependent failure may not show
+    except BaseException as error:  # a data-dependent failure may not show
+        refuse_unless_a_records(error)
         return False

@@ -6,7 +6,6 @@ swapped in for the call (``functional_call``): the user's module gets no hooks, 
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_map
 
 from dpml.errors import DataError, ModelError
-from dpml.machine import refuse_lack_of_memory
+from dpml.machine import refuse_unless_a_records
 from dpml.sgd.models import LossFunction
 from dpml.sgd.randomness import Together, of_one_record
 
@@ -167,24 +166,8 @@ def _alone(gradient: _Gradient, values: Tensors, record: Any) -> Tensors:
 
 
 def refuse_device_error(error: BaseException) -> None:
-    """What is not of a record: somebody stops the run, the device answers no more, or there is no memory at all.
-
-    Everything else is, whatever its class (a panic in a library written in Rust is no ``Exception``).  What the frames
-    behind the error still hold is let go first: memory that a record took until there was none is not the machine's.
-    """
-    if isinstance(error, KeyboardInterrupt | GeneratorExit) or "CUDA error" in str(error):
+    """Raise ``error`` again if it is not a record's: of those named in :mod:`dpml.machine`, or the device answers no
+    more."""
+    if "CUDA error" in str(error):
         raise error
-    let_go(error)
-    refuse_lack_of_memory(error)
-
-
-def let_go(error: BaseException) -> None:
-    """Empty the frames that have ended on the way of ``error`` and of those that it came from."""
-    seen: set[int] = set()
-    left = [error]
-    while left:
-        one = left.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            left += [other for other in (one.__context__, one.__cause__) if other is not None]
+    refuse_unless_a_records(error)

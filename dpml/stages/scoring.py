@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dpml.machine import refuse_lack_of_memory
+from dpml.machine import refuse_unless_a_records
 from dpml.release import LINEAR, PrivateModel
 
 
@@ -55,8 +55,8 @@ def _forward(network: Any, row: Any) -> np.ndarray | None:
 
     try:
         return np.asarray(forward(network, row.toarray() if sparse.issparse(row) else row))
-    except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
-        refuse_lack_of_memory(error)
+    except BaseException as error:  # a module of the user's own may raise anything
+        refuse_unless_a_records(error)
         return None
 
 
