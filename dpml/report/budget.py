@@ -145,7 +145,7 @@ def _outcome(name: str, result: Mapping[str, Any]) -> str:
         return f"About {formats.words(found.get('noisy_records'))} records held out (a noisy count)."
     if name == "center" and found:
         return (
-            f"A noisy mean of the rows, {formats.words(found.get('dimension'))} numbers with noise of standard deviation "
+            f"A noisy mean of the rows, {formats.words(found.get('dimension'))} numbers with noise of deviation "
             f"{formats.words(found.get('noise_std'))} each; it is in the model's file."
         )
     if name == "search":
