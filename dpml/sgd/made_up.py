@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpml.errors import ModelError
+from dpml.machine import refuse_unless_a_records
 from dpml.sgd.models import LossFunction
 from dpml.sgd.one_backward import Batches, Look, Recipe, chosen, repeated, step_of
 from dpml.sgd.per_example import FATAL, _Bound
@@ -239,11 +240,10 @@ def _refuse_memory(batches: Batches, three: Any) -> None:
         try:
             with torch.no_grad():
                 found = batches.plain_losses(again)
-        except (KeyboardInterrupt, *FATAL):
-            raise
-        except BaseException:
+        except BaseException as error:  # huge records may raise what they like
             if factor == 1.0:
                 raise
+            refuse_unless_a_records(error)
             continue
         losses += [found] if factor == 1.0 else []
     if losses[0].shape != losses[1].shape or not torch.equal(losses[0].isfinite(), losses[1].isfinite()):
