@@ -45,7 +45,11 @@ AUDIT_FILE, PICTURE = "audit.json", "tradeoff.png"
 FORMAT = 1
 RATES = (0.01, 0.05, 0.2, 0.5, 0.8)
 """False-positive rates of the attacks that are drawn."""
-POINTS_MEANING = "upper confidence limits on the error rates of attacks that were carried out, all together"
+POINTS_MEANING = {
+    "two_world": "upper confidence limits on the error rates of attacks that were carried out, all together",
+    "one_run": "error rates of guesses about the canaries of one training, with limits that would hold if the canaries "
+    "were independent: for the picture only",
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class RunAudit:
             "contradicted": self.contradicted,
             "method": f"{found.method}: {self.attack}",
             "points": [list(point) for point in self.points],
-            "points_meaning": POINTS_MEANING,
+            "points_meaning": POINTS_MEANING[asked.game],
             "assumptions": list(found.assumptions),
             "audited": {"method": self.plan.method, "model": self.plan.model, "steps": self.plan.steps},
             "game": asked.game,

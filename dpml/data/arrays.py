@@ -51,8 +51,8 @@ def array_data(
     target = _one_target(classes, target_bounds)
     labels = () if target else check_classes(classes)
     bound = _norm_bound(norm_bound)
-    X, y = _opened(X, "X", objects_of), _opened(y, "y", labels_of)
-    X_test, y_test = _opened(X_test, "X_test", objects_of), _opened(y_test, "y_test", labels_of)
+    X, y = opened(X, "X", objects_of), opened(y, "y", labels_of)
+    X_test, y_test = opened(X_test, "X_test", objects_of), opened(y_test, "y_test", labels_of)
     shape = _checked(X, y, labels, "X", "y")
     has_test = X_test is not None or y_test is not None
     if has_test:
@@ -65,12 +65,12 @@ def array_data(
     public = _public(name, n_declared, shape, labels, bound, is_public, has_test, add_constant, source, target)
 
     def read(noise: CoinSource, sparse: bool = False) -> Records:
-        train = usable(X, _plain(y), public, sparse=sparse)
+        train = usable(X, plain_targets(y), public, sparse=sparse)
         if mapping_of(X) is not None:
             train[2]["copied_bytes"] = int(train[0].nbytes)
         if not has_test:
             return Records(train[0], train[1], private_notes={"train": train[2]})
-        test = usable(X_test, _plain(y_test), public, sparse=sparse)
+        test = usable(X_test, plain_targets(y_test), public, sparse=sparse)
         return Records(train[0], train[1], test[0], test[1], {"train": train[2], "test": test[2]})
 
     def read_stored(noise: CoinSource) -> Records:
@@ -78,7 +78,7 @@ def array_data(
         targets, known, counts = _stored_targets(y, public)
         encode = functools.partial(transform_array, preprocessing=public.preprocessing)
         stored = StoredArray(rows, targets, known, public.feature_shape, encode)
-        test = usable(X_test, _plain(y_test), public) if has_test else None
+        test = usable(X_test, plain_targets(y_test), public) if has_test else None
         return _stored_records(stored, counts, test)
 
     return PrivateData(public, read, read_stored=read_stored, large=mapping_of(X) is not None)
@@ -155,7 +155,7 @@ def usable(
 def _stored_targets(y: Any, public: PublicInfo) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """As :func:`targets_of`, with few labels at a time as Python objects."""
     if not isinstance(y, np.ndarray) or len(y) == 0:
-        return targets_of(_plain(y), public)
+        return targets_of(plain_targets(y), public)
     parts: list[np.ndarray] = []
     known: list[np.ndarray] = []
     counts: dict[str, int] = {}
@@ -290,7 +290,7 @@ def _norm_bound(value: Any) -> float | None:
 # --------------------------------------------------------------------------------------- arrays: shapes, types
 
 
-def _opened(values: Any, name: str, of_items: Callable[[list[Any]], np.ndarray]) -> Any:
+def opened(values: Any, name: str, of_items: Callable[[list[Any]], np.ndarray]) -> Any:
     """``values``; a list as an array of objects; of the name of a ``.npy`` file its array, mapped and not read."""
     if not isinstance(values, str | Path):
         if values is None or sp.issparse(values) or any(hasattr(values, a) for a in ("dtype", "shape", "__array__")):
@@ -345,7 +345,7 @@ def _shape(values: Any, name: str) -> tuple[int, ...]:
         raise DataError(f"{name} is ragged: its rows have different lengths.") from error
 
 
-def _plain(y: Any) -> list[Any]:
+def plain_targets(y: Any) -> list[Any]:
     found: list[Any] = kept(y).tolist()
     return found
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, invalid
-from .arrays import array_data, targets_of
-from .cells import kept
+from .arrays import array_data, opened, plain_targets, targets_of
+from .cells import labels_of, objects_of
 from .images import centred, check_features, feature_rows, image_preprocessing, n_features
 from .images.cache import cache_folder, cached_rows, source_key
 from .images.rows import PIXELS, Progress, finite_images
@@ -89,7 +89,9 @@ def image_data(
 
     def usable(parts: Parts, part: str, key: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
         images = as_numbers(parts[f"X{part}"])
-        targets, known, counts = targets_of(kept(parts[f"y{part}"]).tolist(), public)
+        targets, known, counts = targets_of(plain_targets(parts[f"y{part}"]), public)
+        if len(images) != len(targets):
+            raise DataError(f"There are {len(images):,} images and {len(targets):,} labels. Give one label an image.")
         rows = cached_rows(
             folder if key else None, key, (len(images), d - 1),
             lambda out: feature_rows(images, preprocessing, progress, out),
@@ -142,15 +144,10 @@ def user_images(
     files = {key: Path(given[key]) for key in ("X", "X_test") if isinstance(given[key], str | Path)}
 
     def read() -> Parts:
-        return {key: _opened(value) for key, value in given.items() if value is not None}
+        return {
+            key: opened(value, key, objects_of if key.startswith("X") else labels_of)
+            for key, value in given.items()
+            if value is not None
+        }
 
     return image_data(plain.public, features, shape, float(largest), read, files=files, cache=cache)
-
-
-def _opened(values: Any) -> Any:
-    if not isinstance(values, str | Path):
-        return values
-    try:
-        return np.load(values, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{str(values)!r} cannot be read as a .npy file: {type(error).__name__}.") from error

@@ -171,7 +171,8 @@ class PrivateData:
     def keeps_every_record(self) -> bool:
         """Whether ``load(every_record=True)`` is possible: for arrays and datasets, not for tables."""
         kind = self.public.preprocessing.get("kind")
-        complete = self.public.is_public and kind in ("array", "image")  # bundled: all usable
+        bundled = self.public.source.get("kind") == "images"  # all usable; of a user's own some may be left out
+        complete = self.public.is_public and (kind == "array" or (kind == "image" and bundled))
         return complete or self._read_stored is not None
 
     def is_stored(self, *, lazy: bool = False, every_record: bool = False) -> bool:

@@ -263,3 +263,49 @@ def test_faulty_records_of_ones_own_contribute_nothing(tmp_path: Path) -> None:
 def test_what_cannot_be_declared_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         user_data(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("label", ["zz", [3, 4], np.array([1]), None, 2.5])
+def test_one_bad_label_of_a_list_changes_no_other_record(label: Any) -> None:
+    """A text made texts of all labels, a nested one stopped the run: read item by item, one record is one record."""
+    images = some_images(4)
+
+    def loaded(labels: list[Any]) -> Any:
+        data = PrivateData.from_images(
+            images, labels, classes=[0, 1], n_declared=4, largest=255, features="gabor", cache="off"
+        )
+        return data.image_rows(FixedNoise(0))
+
+    whole, less = loaded([0, 1, 0, 1]), loaded([0, 1, label, 1])
+    keep = [0, 1, 2, 3] if isinstance(label, np.ndarray) else [0, 1, 3]
+    assert np.array_equal(less.X, np.asarray(whole.X)[keep])
+    assert less.y.tolist() == ([0, 1, 1, 1] if len(keep) == 4 else [0, 1, 1])
+
+
+def test_a_huge_pixel_warns_of_nothing() -> None:
+    images = np.full((2, *SMALL), 0.5)
+    images[1, 0, 0] = 1e308
+    assert np.isfinite(feature_rows(images, image_preprocessing("gabor", SMALL, 1e3))).all()
+
+
+def test_images_declared_public_need_not_all_be_usable() -> None:
+    """So a sample of fixed size of all records is not offered for them, as it is for bundled images."""
+    made = PrivateData.from_images(
+        some_images(4), [0, 1, 7, 1], classes=[0, 1], n_declared=4, largest=255, features="gabor", cache="off",
+        is_public=True,
+    )  # fmt: skip
+    assert not made.keeps_every_record
+    assert PrivateData.digits().keeps_every_record
+
+
+def test_images_that_are_gone_or_have_lost_labels_are_named(tmp_path: Path) -> None:
+    where = tmp_path / "images.npy"
+    np.save(where, some_images(4))
+    options: dict[str, Any] = {"classes": [0, 1], "n_declared": 4, "largest": 255, "features": "gabor"}
+    data = PrivateData.from_images(where, [0, 1, 0, 1], cache=tmp_path / "cache", **options)
+    np.save(where, some_images(3))
+    with pytest.raises(DataError, match="3 images and 4 labels"):
+        data.image_rows(FixedNoise(0))
+    where.unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        data.image_rows(FixedNoise(0))

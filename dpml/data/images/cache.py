@@ -56,8 +56,15 @@ def cache_folder(cache: str | Path | None) -> Path | None:
 
 
 def source_key(path: Path) -> dict[str, Any]:
-    """What tells one file, as it is now, from another: path, size, time of change.  Private, as the file is."""
-    found = path.resolve().stat()
+    """What tells one file, as it is now, from another: path, size, time of change.  Private, as the file is.
+
+    Raises:
+        DataError: it is not there any more.
+    """
+    try:
+        found = path.resolve().stat()
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read ({error.strerror}).") from error
     return {"path": str(path.resolve()), "size": found.st_size, "mtime_ns": found.st_mtime_ns}
 
 
@@ -83,6 +90,9 @@ def cached_rows(
         with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "r+b"):
             pass
         rows = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error now, and would be a signal later
+            with open(temporary, "r+b") as whole:
+                os.posix_fallocate(whole.fileno(), 0, temporary.stat().st_size)
         compute(rows)
         rows.flush()
         description = {"shape": list(shape), "crc32": checksum(rows), "key": dict(key)}

@@ -112,7 +112,8 @@ def feature_rows(
     d = n_features(features, shape) - 1
     found = np.empty((n, d), dtype=np.float32) if out is None else out
     for start in range(0, n, PIECE):
-        piece = np.asarray(images[start : start + PIECE], dtype=np.float64) * scale
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell that the record is there
+            piece = np.asarray(images[start : start + PIECE], dtype=np.float64) * scale
         piece = np.clip(np.nan_to_num(piece, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
         planes = piece.reshape(len(piece) * n_channels, *shape[-2:])
         parts = []
