@@ -124,7 +124,7 @@ def test_a_stop_of_all_waits_for_the_checkpoint(pair: Pair, tmp_path: Path) -> N
     folder = tmp_path / "run"
     answers = pair.call("private_run", folder=folder, stop=pair.pids())
     assert [answer["error"] for answer in answers] == ["Stopped", "TeamError"]
-    assert "process 0 failed (SystemExit" in answers[1]["message"]
+    assert "process 0 failed (Stopped" in answers[1]["message"]
     first, _ = finished(pair.call("private_run", folder=folder, resume=True))
     assert [line["count"] for line in read_ledger(folder / "release/ledger.jsonl").charges] == [2, 2, 2]
     assert first["private"]["steps_run"] == 2
