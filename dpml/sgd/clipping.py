@@ -33,13 +33,14 @@ from dpml.sgd.one_backward import Batches, Recipe, same_shapes
 from dpml.sgd.per_example import (
     Tensors,
     batch_size,
+    filled_up,
     per_example_gradients,
     refuse_device_error,
     trainable,
     try_on_zeros,
 )
 from dpml.sgd.randomness import own_random_numbers
-from dpml.sgd.uses import Built, PerExample, Unsupported
+from dpml.sgd.uses import FEW_VALUES, Built, PerExample, Unsupported
 
 __all__ = ["CLIPPINGS", "ENGINES", "Clipper", "clipped_gradient", "trainable", "try_on_zeros"]
 
@@ -48,6 +49,7 @@ ENGINES = ("auto", "one_backward", "per_example")
 AUTOMATIC_OFFSET = 0.01
 SUM_DTYPE = torch.float64  # of clip factors and of sums over micro-batches, whatever the model's dtype
 MOST_RECORDS = 4096  # in a micro-batch: they are summed in the model's own type
+LEAST_RECORDS = 16  # in a pass: kernels round in another way for a few, which a chaotic record's gradient would show
 PER_EXAMPLE_VALUES = {"cpu": 2**22, "cuda": 2**26}  # per-example gradient values held at once
 ACTIVATION_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of a micro-batch under one_backward
 LEAST_FACTOR = 1e-30  # a gradient 10³⁰ times too long contributes nothing: float32 could not hold its factor
@@ -186,7 +188,8 @@ class Clipper:
         step = micro_batch_size or self.micro_batch
         for start in range(0, size, step):
             part = batch if step >= size else tree_map(lambda t, s=start: t[s : s + step], batch)
-            for part_sums, part_norms in self._clipped(part, min(step, size - start), max_grad_norm, clipping):
+            least = 1 if self.fault is not None else min(step, LEAST_RECORDS)
+            for part_sums, part_norms in self._clipped(part, min(step, size - start), least, max_grad_norm, clipping):
                 for name, value in part_sums.items():
                     if name in reached:
                         sums[name] += value
@@ -206,34 +209,36 @@ class Clipper:
         return {name: piece.view(p.shape) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)}
 
     def _clipped(
-        self, part: Any, size: int, max_grad_norm: float, clipping: str
+        self, part: Any, size: int, least: int, max_grad_norm: float, clipping: str
     ) -> Iterator[tuple[Tensors, torch.Tensor]]:
-        """Sums and norms of the records of ``part``, in one piece or several, in their order."""
+        """Sums and norms of the records of ``part``, in one piece or several, in their order; ``least`` run at once."""
         found: dict[str, PerExample] | None = None
         halve = False
+        run = filled_up(part, size, least)
         if self._recipe is not None:
             try:
-                if has_linear_form(self._model, self._loss_fn, part):
-                    found = linear_gradients(self._model, part)
+                if has_linear_form(self._model, self._loss_fn, run):
+                    found = linear_gradients(self._model, run)
                 else:
-                    found = self._batches.gradients(part, size, self._recipe)[0]
+                    found = self._batches.gradients(run, batch_size(run), self._recipe)[0]
             except Unsupported:  # nothing of a record: all of the batch is run alone
                 pass
             except BaseException as error:  # of a record, which must not stop the run: halves find it
                 refuse_device_error(error)
                 halve = size > 1
         if found is not None:
-            yield self._summed(found, size, max_grad_norm, clipping)
+            sums, norms = self._summed(found, size, max_grad_norm, clipping)
+            yield sums, norms[:size]
         elif halve:
             half = size // 2
             for first, last in ((0, half), (half, size)):
                 piece = tree_map(lambda t, f=first, e=last: t[f:e], part)
-                yield from self._clipped(piece, last - first, max_grad_norm, clipping)
+                yield from self._clipped(piece, last - first, least, max_grad_norm, clipping)
         else:
             most = default_micro_batch(sum(p.numel() for p in self.parameters.values()), self.device.type)
             for start in range(0, size, most):
                 piece = tree_map(lambda t, s=start: t[s : s + most], part)
-                alone = per_example_gradients(self._model, self._loss_fn, piece)
+                alone = per_example_gradients(self._model, self._loss_fn, piece, min(least, most))
                 built: dict[str, PerExample] = {name: Built(value.to(SUM_DTYPE)) for name, value in alone.items()}
                 yield self._summed(built, min(most, size - start), max_grad_norm, clipping)
 
@@ -243,7 +248,7 @@ class Clipper:
         if not gradients:  # no trained parameter is reached
             return {}, torch.zeros(size, dtype=torch.float64, device=self.device)
         with torch.autocast(self.device.type, enabled=False):
-            return clip_and_sum(gradients, max_grad_norm, clipping, self._layers)
+            return clip_and_sum(gradients, max_grad_norm, clipping, self._layers, size)
 
     @property
     def micro_batch(self) -> int:
@@ -335,8 +340,16 @@ def _attributes(module: nn.Module) -> tuple[Any, ...]:
     values = _plain(module)
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     patched = tuple((name, value) for name, value in vars(module).items() if callable(value))
-    buffers = tuple((name, b.shape, b._version) for name, b in module._buffers.items() if b is not None)
+    buffers = tuple((name, _content(b)) for name, b in module._buffers.items() if b is not None)
     return type(module), values, patched, buffers, tuple(tuple(h.values()) for h in hooks)
+
+
+def _content(buffer: torch.Tensor) -> tuple[Any, ...]:
+    """What tells a buffer from another one, put in its place or written over: the numbers of a small one."""
+    plain = buffer.detach()
+    if plain.numel() <= FEW_VALUES and plain.layout is torch.strided and not plain.is_quantized:
+        return plain.shape, plain.dtype, plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return plain.shape, plain.dtype, id(buffer), buffer._version
 
 
 def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
@@ -365,12 +378,17 @@ def layer_bound(max_grad_norm: float, layers: int) -> float:
 
 
 def clip_and_sum(
-    gradients: dict[str, PerExample], max_grad_norm: float, clipping: str = "flat", n_layers: int | None = None
+    gradients: dict[str, PerExample],
+    max_grad_norm: float,
+    clipping: str = "flat",
+    n_layers: int | None = None,
+    records: int | None = None,
 ) -> tuple[Tensors, torch.Tensor]:
     """Clip the gradients over all parameters together (or layer by layer) and sum over the records.
 
     ``gradients`` is empty afterwards: what is summed is let go, so that memory is free for the next.
     ``n_layers``: layers with trained parameters, those that no record reaches included; default those of ``gradients``.
+    ``records``: how many of the records are summed, from the first on; what comes after them only filled a batch up.
 
     Norms and factors are float64 (half precision would overflow, and everything be zeroed, or underflow, and nothing
     be clipped).
@@ -395,9 +413,17 @@ def clip_and_sum(
             factors = clip_factors(norms, max_grad_norm)
         if finite is not None:
             factors = torch.where(finite, factors, 0.0)
+        factors = of_first(factors, records)
         for name in names:
             sums[name] = gradients.pop(name).weighted_sum(factors)
     return sums, norms
+
+
+def of_first(factors: torch.Tensor, records: int | None) -> torch.Tensor:
+    """``factors`` with zeros after the first ``records``."""
+    if records is not None and records < len(factors):
+        factors[records:] = 0.0
+    return factors
 
 
 def _total(parts: Sequence[torch.Tensor]) -> torch.Tensor:

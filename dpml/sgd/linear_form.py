@@ -46,16 +46,25 @@ def linear_gradients(model: nn.Linear, batch: Any) -> dict[str, PerExample]:
         if model.weight.shape[0] == 1:
             b = torch.sigmoid(logits) - y.to(logits.dtype)[:, None]
         else:
-            known = (y >= 0) & (y < model.weight.shape[0])
             b = _probabilities(logits)
-            b.scatter_add_(1, torch.where(known, y, 0)[:, None], b.new_full((len(y), 1), -1.0))
-            if not bool(known.all()):
-                missing = torch.where(y == IGNORED_CLASS, 0.0, torch.nan).to(b.dtype)
-                b = torch.where(known[:, None], b, missing[:, None])
-        found: dict[str, PerExample] = {"weight": Outer(X.detach()[:, None], b[:, None])}
+            least, greatest = torch.aminmax(y) if len(y) else (y.new_zeros(()), y.new_zeros(()))
+            if bool((least >= 0) & (greatest < b.shape[1])):
+                b.scatter_add_(1, y[:, None], b.new_full((), -1.0).expand(len(y), 1))
+            else:
+                b = _unknown_classes(b, y)
+        logit = Built(b)
+        found: dict[str, PerExample] = {"weight": Outer(X.detach()[:, None], b[:, None], logit)}
         if model.bias is not None:
-            found["bias"] = Built(b)
+            found["bias"] = logit
         return found
+
+
+def _unknown_classes(b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """b less the one of the class, with NaN (or zero where torch ignores it) for records whose class does not exist."""
+    known = (y >= 0) & (y < b.shape[1])
+    b = b.scatter_add(1, torch.where(known, y, 0)[:, None], b.new_full((len(y), 1), -1.0))
+    missing = torch.where(y == IGNORED_CLASS, 0.0, torch.nan).to(b.dtype)
+    return torch.where(known[:, None], b, missing[:, None])
 
 
 def _probabilities(logits: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,17 @@ def batch_size(batch: Any) -> int:
     return int(sizes.pop())
 
 
+def filled_up(batch: Any, size: int, least: int) -> Any:
+    """``batch`` of ``size`` records, with records of zeros after them where they are fewer than ``least``.
+
+    Kernels take another way for a few records than for many, so that a record's gradient would be rounded otherwise in
+    a smaller batch.  What comes of the zeros is for the caller to drop.
+    """
+    if size >= least:
+        return batch
+    return tree_map(lambda values: torch.cat([values, values.new_zeros((least - size, *values.shape[1:]))]), batch)
+
+
 def try_on_zeros(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Exception | None:
     """The loss of one record of zeros shaped as those of ``batch``: the error it raises, if any.
 
@@ -85,14 +96,15 @@ def try_on_zeros(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Excepti
     return None
 
 
-def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Tensors:
+def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any, least: int = 1) -> Tensors:
     """Gradients ``(B, *shape)`` of each record's own loss, by name; NaN for a record that raises an error.
 
     All records at once by ``vmap``.  Where it knows no rule, or records would share random numbers, a slow loop of
-    plain autograd; where a record raises, halves of the batch, down to that record.
+    plain autograd; where a record raises, halves of the batch, down to that record.  ``vmap`` gets ``least`` records,
+    filled up with zeros.
     """
     gradient = _Gradient(model, loss_fn)
-    stacked = _stacked(gradient, gradient.values, batch)
+    stacked = _stacked(gradient, gradient.values, batch, least)
     return {name.removeprefix("model."): value.detach() for name, value in stacked.items()}
 
 
@@ -134,14 +146,15 @@ class _Gradient:
         return result
 
 
-def _stacked(gradient: _Gradient, values: Tensors, batch: Any) -> Tensors:
+def _stacked(gradient: _Gradient, values: Tensors, batch: Any, least: int) -> Tensors:
     size, attempt = batch_size(batch), Together(next(iter(values.values())).device)
     try:
         with warnings.catch_warnings(), attempt:
             warnings.filterwarnings("ignore", message="There is a performance drop")  # torch loops over some kernels
-            stacked: Tensors = vmap(gradient.together, in_dims=(None, 0), randomness="different")(values, batch)
+            run = filled_up(batch, size, least)
+            stacked: Tensors = vmap(gradient.together, in_dims=(None, 0), randomness="different")(values, run)
         if not attempt.shared:
-            return stacked
+            return {name: value[:size] for name, value in stacked.items()}
     except (RuntimeError, NotImplementedError) as error:
         refuse_device_error(error)
     except BaseException as error:
@@ -149,7 +162,7 @@ def _stacked(gradient: _Gradient, values: Tensors, batch: Any) -> Tensors:
         if size > 1:
             half = size // 2
             parts = [tree_map(lambda t, p=part: t[p], batch) for part in (slice(half), slice(half, None))]
-            first, second = (_stacked(gradient, values, part) for part in parts)
+            first, second = (_stacked(gradient, values, part, least) for part in parts)
             return {name: torch.cat([first[name], second[name]]) for name in values}
     records = [_alone(gradient, values, tree_map(lambda t, i=i: t[i], batch)) for i in range(size)]
     return {name: torch.stack([record[name] for record in records]) for name in values}

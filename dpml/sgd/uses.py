@@ -150,8 +150,13 @@ class Built:
 
     values: torch.Tensor
 
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        """``(B,)`` float64."""
+        return row_norms(self.values)
+
     def squared_norms(self) -> torch.Tensor:
-        return row_norms(self.values).square()
+        return self.norms.square()
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         return in_runs(factors, flat_rows(self.values)).reshape(self.values.shape[1:])
@@ -165,17 +170,22 @@ class Built:
 
 @dataclass(frozen=True)
 class Outer:
-    """gᵢ = Σ_t b_{i,t} a_{i,t}ᵀ of shape ``(O, I)``, kept as a ``(B, T, I)`` and b ``(B, T, O)``."""
+    """gᵢ = Σ_t b_{i,t} a_{i,t}ᵀ of shape ``(O, I)``, kept as a ``(B, T, I)`` and b ``(B, T, O)``.
+
+    ``bias``: b as the gradient of a bias, for T = 1; the norms of its records are then computed once.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
+    bias: Built | None = None
 
     @cached_property
     def reach(self) -> torch.Tensor:
         """S = Σ_t ‖a_t‖‖b_t‖ for every record, float64 ``(B,)``: how large its terms are, whatever they add up to."""
         records, positions, _ = self.a.shape
-        rows = row_norms(self.a.flatten(0, 1)) * row_norms(self.b.flatten(0, 1))
-        return rows.reshape(records, positions).sum(1)
+        of_b = row_norms(self.b.flatten(0, 1)) if self.bias is None else self.bias.norms
+        rows = row_norms(self.a.flatten(0, 1)) * of_b
+        return rows if positions == 1 else rows.reshape(records, positions).sum(1)
 
     @cached_property
     def norms(self) -> torch.Tensor:

@@ -177,7 +177,7 @@ def test_a_record_that_stops_the_run(monkeypatch):
 def test_a_record_that_raises_takes_its_half_of_the_batch_along(monkeypatch):
     checks.a_record_that_raises_changes_nothing_else()
 
-    def all_or_nothing(self, part, size, *rest):
+    def all_or_nothing(self, part, size, _least, *rest):
         try:
             found = self._batches.gradients(part, size, self._recipe)[0]
         except IndexError:

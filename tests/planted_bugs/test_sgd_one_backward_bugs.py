@@ -12,6 +12,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "sgd"))
 
+from few_records_checks import further_records_move, plain, what_fills_up_leaves_no_trace
 from gradient_checks import agrees, form, only_one_backward
 
 from dpml.sgd import calls, clipping, made_up, one_backward, taps, uses
@@ -181,6 +182,10 @@ def one_record_more_moves_a_float32_sum_by_at_most_c(kind):
         sums.append(float(got["weight"].flatten()[0]))
     most = abs(sums[0] - sums[1])
     assert most <= 1 + 2.0**-11, most
+
+
+def a_record_is_the_same_in_a_small_batch(engine):
+    assert max(further_records_move(64, engine, range(1, 8))) <= 1.0 + 2**-10
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -412,3 +417,18 @@ def test_float32_sums_over_thousands_of_records(monkeypatch, kind):
         monkeypatch.setattr(uses, "in_runs", lambda f, v, run=0: f.to(v.dtype) @ v)
         monkeypatch.setattr(uses, "products_in_runs", lambda b, a: b.flatten(0, 1).T @ a.flatten(0, 1))
     caught(one_record_more_moves_a_float32_sum_by_at_most_c, kind)
+
+
+@pytest.mark.parametrize("engine", ["auto", "per_example"])
+def test_small_batches_as_they_are(monkeypatch, engine):
+    """Kernels for a few rows round otherwise: one record more moves a chaotic network's sum by more than 2 C."""
+    a_record_is_the_same_in_a_small_batch(engine)
+    monkeypatch.setattr(clipping, "LEAST_RECORDS", 1)
+    caught(a_record_is_the_same_in_a_small_batch, engine)
+
+
+@pytest.mark.usefixtures("blind")
+def test_what_fills_a_batch_up_is_counted(monkeypatch):
+    what_fills_up_leaves_no_trace("auto", make=plain)
+    monkeypatch.setattr(clipping, "of_first", lambda factors, records: factors)
+    caught(what_fills_up_leaves_no_trace, "auto", "flat", plain)

@@ -396,3 +396,35 @@ def test_what_a_configuration_says_is_looked_at_again(inside):
     else:
         model.config.mix = True
     assert Clipper(model, losses, batch).reason
+
+
+class Switched(nn.Module):
+    """A buffer decides whether records are mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(20, 2)
+        self.register_buffer("mixed", torch.zeros(()))
+
+    def forward(self, x):
+        return self.layer(x - self.mixed * x.mean(0))
+
+
+@pytest.mark.parametrize("how", ["replaced", "written over", "through .data"])
+def test_what_is_known_of_a_model_ends_with_a_buffer(how):
+    """Found with the switch off: one pass for all.  With it on, records must run alone, each with its own mean (so
+    that its gradient is that of the bias alone)."""
+    torch.manual_seed(0)
+    model, (X, y) = Switched(), (torch.randn(12, 20), torch.arange(12) % 2)
+    clipped_gradient(model, losses, (X, y), 1.0)
+    if how == "replaced":
+        model.mixed = torch.ones(())
+    elif how == "written over":
+        model.mixed.fill_(1.0)
+    else:
+        model.mixed.data.fill_(1.0)
+    sums, norms = clipped_gradient(model, losses, (X, y), 1.0)
+    alone = [clipped_gradient(model, losses, (X[i : i + 1], y[i : i + 1]), 1.0) for i in range(12)]
+    assert float(sums["layer.weight"].abs().max()) == 0.0
+    torch.testing.assert_close(sums["layer.bias"], sum(part["layer.bias"] for part, _ in alone), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(norms, torch.cat([norm for _, norm in alone]), rtol=1e-6, atol=0)
