@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from dpml.config import GROUPS
+from dpml.config_keys import foreign_key, refuse_foreign
 from dpml.errors import ConfigError, DpmlError
 
 FULL = "HYDRA_FULL_ERROR"
@@ -30,6 +32,13 @@ def fault_text(error: BaseException) -> str:
     kept = list(dict.fromkeys(line for line in lines if line and not line.startswith(INTERNAL)))
     if not kept:
         return type(error).__name__
+    foreign = foreign_key(" ".join(kept), GROUPS)
+    if foreign is not None:
+        group, member, name = foreign
+        try:
+            refuse_foreign(group, member, [name], GROUPS[group])
+        except ConfigError as clearer:
+            return str(clearer)
     key = getattr(error, "full_key", None) or getattr(cause, "full_key", None)
     if kept[0].startswith(MERGING):
         return f"{kept[0].removeprefix(MERGING)} is not allowed: {' '.join(kept[1:])}."

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from dpml.config_keys import check_hydra_keys as check_hydra_keys
-from dpml.config_keys import refuse_unknown
+from dpml.config_keys import refuse_foreign, refuse_unknown
 from dpml.errors import ConfigError, invalid
 from dpml.results import PATH_KEYS
 from dpml.tracking import EXPERIMENT, check_store
@@ -49,6 +49,7 @@ class Table(DataConfig):
     test_path: str | None = None
     split_column: str | None = None
     test_fraction: float | None = None
+    public_path: str | None = None
 
 
 @dataclass
@@ -384,6 +385,7 @@ def build_data(config: DictConfig) -> PrivateData:
                 test_path=data.test_path,
                 split_column=data.split_column,
                 test_fraction=data.test_fraction,
+                public_path=data.public_path,
             )
         case "census_income":
             if data.folder is None:
@@ -467,7 +469,7 @@ def check_keys(config: DictConfig) -> None:
         name = str(node.get("name", "default"))
         if name not in members:
             raise invalid(f"{group}.name", name, f"one of {', '.join(members)}", f"Choose with {group}=NAME.")
-        refuse_unknown(f"{group}.", [str(key) for key in node], {item.name for item in fields(members[name])})
+        refuse_foreign(group, name, [str(key) for key in node], members)
 
 
 def public_text(config: DictConfig) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,3 +35,32 @@ def refuse_unknown(prefix: str, keys: list[str], known: set[str]) -> None:
             near = difflib.get_close_matches(key, known, 1)
             hint = f" Did you mean {prefix}{near[0]}?" if near else ""
             raise ConfigError(f"{prefix}{key} is unknown: there are {', '.join(sorted(known - {'name'}))}.{hint}")
+
+
+def refuse_foreign(group: str, member: str, keys: list[str], members: Mapping[str, type]) -> None:
+    """Refuse keys of ``group=member`` that it does not have, with the members of the group that have them.
+
+    Raises:
+        ConfigError: the key, what there is, and the way out.
+    """
+    known = {item.name for item in fields(members[member])}
+    for key in keys:
+        others = [name for name, kind in members.items() if key in {item.name for item in fields(kind)}]
+        if key in known or not others:
+            refuse_unknown(f"{group}.", [key], known)
+            continue
+        has = f"has {', '.join(sorted(known - {'name'}))}" if known - {"name"} else "has none"
+        raise ConfigError(
+            f"{group}.{key} is no key of {group}={member}, which {has}. It is one of {group}={' and '.join(others)}: "
+            f"add {group}={others[0]}, or leave {group}.{key} out."
+        )
+
+
+def foreign_key(text: str, groups: Mapping[str, Mapping[str, type]]) -> tuple[str, str, str] | None:
+    """(group, member, key) of Hydra's refusal to override a key that the chosen member of a group does not have."""
+    found = re.search(r"Could not override '(\w+)\.(\w+)'.*not in '(\w+)'", text, re.DOTALL)
+    if found is None or found.group(1) not in groups:
+        return None
+    group, key, kind = found.groups()
+    member = next((name for name, node in groups[group].items() if node.__name__ == kind), None)
+    return None if member is None else (group, member, key)

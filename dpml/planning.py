@@ -11,6 +11,7 @@ from dpml.accounting import Event, NonPrivate, Trajectory
 from dpml.accounting.sample_size import guidance as sample_size_guidance
 from dpml.arguments import foreign_arguments
 from dpml.data import PublicInfo
+from dpml.data.public_whitening import whitening_assumptions
 from dpml.errors import ConfigError, invalid
 from dpml.linear_methods import (
     LINEAR_METHODS,
@@ -170,6 +171,7 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
             "classes": list(public.classes),
             **({} if public.target_bounds is None else {"target_bounds": list(public.target_bounds)}),
             "norm_bound": public.norm_bound,
+            **({"whitening": public.source["whitening"]} if "whitening" in public.source else {}),
         },
         reason=reason,
         device=device,
@@ -374,6 +376,7 @@ def _assumptions(trainer: PrivateTrainer, public: PublicInfo, method: str, stage
         f"each individual contributes at most one record; neighbours differ by {trainer.neighboring_relation}",
         fixed + (", except for what follows" if trainer.assumptions else ""),
         *trainer.assumptions,
+        *whitening_assumptions(public),
     ]
     if trainer.noise_source is not None and not trainer.noise_source.secret:
         notes.append("NOT PRIVATE: the noise source is not secret (tests only)")

@@ -22,6 +22,7 @@ from scipy.special import expit, log_expit, softmax
 
 from dpml.data import Encoder, Schema, transform_array
 from dpml.data.columns import target_units
+from dpml.data.public_whitening import whitening_in
 from dpml.errors import DataError, ModelError, RunFolderError
 from dpml.results import dumps, write_atomic
 
@@ -121,7 +122,8 @@ class PrivateModel:
         weights: name → array.  Linear kinds have one ``weight``: ``(d,)``, or one row a class, ``(K, d)``, for
             ``softmax`` and for one-vs-rest ``logreg`` and ``linear_svm``.
         classes: class labels in the declared order, ``()`` for a regression.
-        preprocessing: the public map from raw arrays to feature rows (scale, constant column, norm bound).
+        preprocessing: the public map from raw arrays to feature rows (scale, whitening, constant column, norm bound);
+            of a table its whitening, where there is one.
         schema: the public schema when the model was trained on a table.
         settings: architecture of an ``mlp``; ``target_bounds`` ``[lo, hi]`` of a regression.
         module: the live module of kind ``"module"``.
@@ -150,7 +152,8 @@ class PrivateModel:
                     "X is an array, but this model was trained on a table: pass a pandas DataFrame with the schema's "
                     "columns."
                 )
-            return Encoder(Schema.from_dict(dict(self.schema))).transform(frame)[0]
+            encoder = Encoder(Schema.from_dict(dict(self.schema)), whitening=whitening_in(self.preprocessing))
+            return encoder.transform(frame)[0]
         rows, _ = transform_array(X.tocsr() if sparse.issparse(X) else np.asarray(X), self.preprocessing)
         return rows
 
@@ -270,6 +273,7 @@ def load(folder: str | os.PathLike[str], module: torch.nn.Module | None = None) 
             raise ModelError(f"{MODEL_FILE} has format {header.get('format')!r}, this dpml reads {MODEL_FORMAT!r}.")
         classes, kind = tuple(header["classes"]), str(header["kind"])
         preprocessing, settings = dict(header["preprocessing"]), dict(header["settings"])
+        whitening_in(preprocessing)  # a damaged one is found here
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, ModelError):
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
@@ -156,6 +157,7 @@ PATH_KEYS = (
     "data.path",
     "data.schema",
     "data.test_path",
+    "data.public_path",
     "data.folder",
     "data.cache",
     "privacy.dataset_ledger",
@@ -164,6 +166,13 @@ PATH_KEYS = (
 
 
 def without_folders(override: str) -> str:
-    """An override ``key=value`` whose path, if it is one of the custodian's, is cut down to the file's name."""
+    """An override ``key=value`` whose path, if it is one of the custodian's, is cut down to the file's name.
+
+    A value in Hydra's quotes stays in them, where the name needs them.
+    """
     key, equals, value = override.partition("=")
-    return f"{key}={Path(value).name}" if equals and key.lstrip("+") in PATH_KEYS else override
+    if not equals or key.lstrip("+") not in PATH_KEYS:
+        return override
+    mark = value[:1] if len(value) > 1 and value[:1] in ("'", '"') and value[-1] == value[0] else ""
+    name = Path(value[1:-1] if mark else value).name
+    return f"{key}={name}" if re.fullmatch(r"[A-Za-z0-9_.-]+", name) else f"{key}={mark}{name}{mark}"

@@ -35,10 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draft(arguments: argparse.Namespace) -> int:
-    from .data.draft import WARNING, draft, to_text  # pandas: not for --help
+    from .data.draft import WARNING, draft, left_out, to_text  # pandas: not for --help
 
-    text = to_text(draft(arguments.file, arguments.target))
+    made = draft(arguments.file, arguments.target)
+    text = to_text(made)
     print(f"warning: {WARNING}", file=sys.stderr)
+    if ignored := left_out(made):
+        print(ignored, file=sys.stderr)
     if arguments.output is None:
         print(text, end="")
         return 0

@@ -25,6 +25,7 @@ from rich.console import Console
 from dpml import config as configuration
 from dpml import launching, workers
 from dpml.accounting import DatasetLedger, verify
+from dpml.composition_faults import fault_text
 from dpml.errors import BudgetExceededError, ConfigError, DpmlError, RunFolderError
 from dpml.jobs import failures, finish_release, read_status
 from dpml.launching import Place, Task
@@ -110,8 +111,9 @@ def _check_jobs(jobs: Sequence[Sequence[str]]) -> list[str]:
                 seeds.add(seed)
             caps.add(checked[same])
         except (DpmlError, HydraException, OmegaConfBaseException) as error:
+            why = str(error) if isinstance(error, DpmlError) else fault_text(error)
             raise ConfigError(
-                f"job {number} of {len(jobs)} ({' '.join(overrides)}) cannot run, so no job was started: {error}"
+                f"job {number} of {len(jobs)} ({' '.join(overrides)}) cannot run, so no job was started: {why}"
             ) from error
     return sorted({str(job.device) for job in checked.values()})
 
@@ -202,14 +204,7 @@ def finish(root: Path) -> None:
         return  # stopped before job 0
     jobs = json.loads((root / SWEEP_FILE).read_text("utf-8"))["jobs"]
     failed = [job["number"] for job in jobs if read_status(root / job["folders"][-1]) != "done"]
-    summary = write_sweep_report(root)
-    composed = summary.get("composed")
-    total = (
-        f"ε = {float(composed['epsilon']):.4g} at δ = {float(composed['delta']):.3g} (each job has its own ε; "
-        "selection not paid for: the best job's model carries this composed ε)"
-        if composed
-        else "no composed ε can be stated (the report says why)"
-    )
+    total = _total(write_sweep_report(root))
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(
         f"{len(jobs) - len(failed)} of {len(jobs)} jobs done → {root / 'report.html'}\n"
@@ -223,6 +218,22 @@ def finish(root: Path) -> None:
             file=sys.stderr,
         )
         failures.append(str(root))
+
+
+def _total(summary: Mapping[str, Any]) -> str:
+    """What publishing all jobs comes to, rounded up; a sweep with a run without privacy has no such figure."""
+    from dpml.report.formats import relation_words, upper
+
+    composed, without = summary.get("composed"), summary.get("nonprivate_jobs") or []
+    if not composed:
+        return "no composed ε can be stated (the report says why)"
+    found = (
+        f"ε = {upper(composed['epsilon'])} at δ = {upper(composed['delta'])}, {relation_words(composed['relation'])}"
+    )
+    if without:
+        jobs = f"job{'s' if len(without) > 1 else ''} {', '.join(map(str, without))}"
+        return f"no guarantee, since {jobs} had no privacy" + (f"; without: {found}" if composed["ledgers"] else "")
+    return f"{found} (each job has its own ε; selection not paid for: the best job's model carries this composed ε)"
 
 
 def rescue() -> bool:

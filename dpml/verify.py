@@ -42,6 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    released = options.run_folder / "release"
+    folder = released if released.is_dir() else options.run_folder
+    if not any((folder / name).exists() for name in ("result.json", "ledger.jsonl")):
+        print(
+            f"error: {str(options.run_folder)!r} is no run: {folder.name}/ has neither result.json nor ledger.jsonl. "
+            "Give the folder of one run (of a sweep: of one of its jobs).",
+            file=sys.stderr,
+        )
+        return 1
     from dpml.accounting import verify  # NumPy and SciPy: not for --help
 
     found = verify(options.run_folder, allow_test_noise=options.allow_test_noise)

@@ -62,7 +62,7 @@ PRODUCT = (
     Method("objective", (("method", "objective"),)),
     Method("output", (("method", "output"),)),
     Method("dp_gd", (("method", "dp_gd"),), seldom=("census_income",)),
-    Method("dp_sgd", (("method", "dp_sgd"),), seldom=("adult",), data=("adult",)),
+    Method("dp_sgd", (("method", "dp_sgd"),), seldom=("adult", "census_income")),
     Method("linear_svm objective", (("model", "linear_svm"), ("method", "objective"))),
     Method("linear_svm dp_gd", (("model", "linear_svm"), ("method", "dp_gd")), seldom=("census_income",)),
 )

@@ -20,7 +20,7 @@ from dpml.data import Schema
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-GUIDES = ("own-data.md", "migration.md", "choosing.md")
+GUIDES = ("own-data.md", "migration.md", "choosing.md", "public-whitening.md")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -62,7 +62,25 @@ def test_code_of_the_guides_runs(name: str, number: int, tmp_path: Path, monkeyp
 
 
 def test_the_guides_have_code() -> None:
-    assert [len(blocks(name)) for name in GUIDES] == [2, 4, 1]
+    assert [len(blocks(name)) for name in GUIDES] == [2, 4, 1, 2]
+
+
+def test_the_command_of_public_whitening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the files that the page's first example writes."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("public-whitening.md")[0], "docs/public-whitening.md", "exec"), {})
+    page = text("public-whitening.md")
+    found = re.search(r"<!-- command: public whitening -->\n```bash\n(.*?)\n```", page)
+    assert found
+    words = shlex.split(found.group(1))
+    assert words[0] == "python"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "Agg"}
+    command = [sys.executable, *words[1:], "hydra.run.dir=run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    written = json.loads((tmp_path / "run/result.json").read_text("utf-8"))
+    assert written["data"]["whitening"]["records"] == 500
+    assert "public_path: open.csv" in (tmp_path / "run/release/config.yaml").read_text("utf-8")
 
 
 def test_quick_start_from_nothing_to_scores(tmp_path: Path) -> None:

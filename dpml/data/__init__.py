@@ -3,6 +3,7 @@
 from .columns import CategoricalColumn, IgnoredColumn, NumericColumn
 from .encoder import Encoder
 from .private_data import PrivateData, PublicInfo, Records
+from .public_whitening import PublicWhitening
 from .schema import Schema
 from .table import read_table
 from .transform import transform_array
@@ -14,6 +15,7 @@ __all__ = [
     "NumericColumn",
     "PrivateData",
     "PublicInfo",
+    "PublicWhitening",
     "Records",
     "Schema",
     "read_table",

@@ -22,9 +22,11 @@ from scipy import sparse as sp
 from dpml.machine import refuse_unless_a_records
 
 from ..errors import ConfigError, DataError, SchemaError, invalid
-from .cells import cell_number, check_number_type, kept, kind_of, labels_of, objects_of, plain_label
-from .columns import cell_text, check_bounds, check_classes, scaled_target, text_of
+from .cells import cell_number, check_number_type, is_missing, kept, kind_of, labels_of, objects_of, plain_label
+from .columns import check_bounds, check_classes, scaled_target
+from .encoder import known_cells, place_of
 from .private_data import CoinSource, PrivateData, PublicInfo, Records
+from .public_whitening import PublicWhitening, described
 from .stored import Stored, StoredArray, StoredItems, length_of, mapping_of, pieces
 from .transform import array_preprocessing, as_numbers, transform_array
 
@@ -46,6 +48,7 @@ def array_data(
     name: str = "arrays",
     add_constant: bool = False,
     source: dict[str, Any] | None = None,
+    whitening: PublicWhitening | None = None,
 ) -> PrivateData:
     """See :meth:`PrivateData.from_arrays`."""
     target = _one_target(classes, target_bounds)
@@ -62,7 +65,10 @@ def array_data(
         test_shape = _checked(X_test, y_test, labels, "X_test", "y_test")
         if test_shape != shape:
             raise DataError(f"X_test has rows of shape {test_shape}, X of shape {shape}. They must agree.")
-    public = _public(name, n_declared, shape, labels, bound, is_public, has_test, add_constant, source, target)
+    public = _public(
+        name, n_declared, shape, labels, bound, is_public, has_test, add_constant, source, target,
+        _fitting(whitening, shape),
+    )  # fmt: skip
 
     def read(noise: CoinSource, sparse: bool = False) -> Records:
         train = usable(X, plain_targets(y), public, sparse=sparse)
@@ -140,7 +146,7 @@ def usable(
     """The records that contribute: rows (m, ...), targets (m,), and private counts.
 
     Targets are class indexes int64, or float64 in [-1, 1] for a regression.  A sparse X gives a CSR array if
-    ``sparse``, else a dense one; a dense X always gives a dense one.
+    ``sparse``, else a dense one; a dense X and whitened rows always give a dense one.
     """
     rows: Any
     rows, finite = transform_array(X.tocsr() if sp.issparse(X) else X, public.preprocessing)
@@ -179,8 +185,8 @@ def targets_of(y: Iterable[Any], public: PublicInfo) -> tuple[np.ndarray, np.nda
     """Targets (n,) as the losses take them, which are usable (n,) bool, and private counts."""
     if public.target_bounds is None:
         index = {label: position for position, label in enumerate(public.classes)}
-        texts = _texts_of_numbers(public.classes)
-        codes = np.fromiter((_index(index, texts, label) for label in y), dtype=np.int64)
+        listed = known_cells(public.classes)
+        codes = np.fromiter((_index(index, listed, label) for label in y), dtype=np.int64)
         return codes, codes >= 0, {"unknown_labels": int((codes < 0).sum())}
     low, high = public.target_bounds
     values = np.fromiter((cell_number(value) for value in y), dtype=np.float64)
@@ -189,23 +195,17 @@ def targets_of(y: Iterable[Any], public: PublicInfo) -> tuple[np.ndarray, np.nda
     return scaled, known, {"targets_without_number": int((~known).sum()), "targets_clipped": clipped}
 
 
-def _index(index: dict[Any, int], texts: dict[str, int], label: Any) -> int:
-    """Position of a label among the classes, −1 for none: by value, or as text among ``texts``."""
+def _index(index: dict[Any, int], known: dict[str | float, int], label: Any) -> int:
+    """Position of a label among the classes, −1 for none: by value, else as the text or the number that it is.
+
+    One label that is a text makes readers and numpy keep all as texts, which must change nothing for the others.
+    """
     try:
         found = index.get(label, -1)
-        if found < 0 and texts and isinstance(label, str | bytes):
-            found = texts.get(cell_text(label) or "", -1)
-        return found
+        return place_of(known, label) if found < 0 and not is_missing(label) else found
     except BaseException as error:  # a label that cannot be a key (a list say), or a type of the user's own that raises
         refuse_unless_a_records(error)
         return -1
-
-
-def _texts_of_numbers(classes: tuple[Any, ...]) -> dict[str, int]:
-    """Where classes are texts and numbers: the numbers as text, which numpy makes of them in an array of both."""
-    if len({isinstance(label, str) for label in classes}) < 2:
-        return {}
-    return {text_of(label): k for k, label in enumerate(classes) if not isinstance(label, str)}
 
 
 def check_n_declared(n_declared: Any) -> int:
@@ -228,8 +228,10 @@ def _public(
     add_constant: bool,
     source: dict[str, Any] | None,
     target_bounds: tuple[float, float] | None,
+    whitening: PublicWhitening | None = None,
 ) -> PublicInfo:
-    preprocessing = array_preprocessing(shape, constant=bool(add_constant), norm_bound=bound)
+    preprocessing = array_preprocessing(shape, constant=bool(add_constant), norm_bound=bound, whitening=whitening)
+    source = source or {"kind": "arrays", "split": "declared test records" if has_test else "none"}
     if add_constant:
         if len(shape) != 1:
             raise invalid(
@@ -245,11 +247,23 @@ def _public(
         is_public=bool(is_public),
         test_is_public=bool(is_public) and has_test,
         has_test=has_test,
-        source=source or {"kind": "arrays", "split": "declared test records" if has_test else "none"},
+        source=source if whitening is None else {**source, "whitening": described(whitening)},
         feature_shape=shape,
         preprocessing=preprocessing,
         target_bounds=target_bounds,
     )
+
+
+def _fitting(whitening: Any, shape: tuple[int, ...]) -> PublicWhitening | None:
+    """``whitening`` if it can be applied to rows of ``shape``; ConfigError else."""
+    if whitening is None:
+        return None
+    if not isinstance(whitening, PublicWhitening):
+        raise invalid("whitening", whitening, "a PublicWhitening, or None")
+    if shape != whitening.mean.shape:
+        way_out = "It must come from public rows with the same columns, the constant left out."
+        raise invalid("whitening", whitening, f"one for rows of shape {shape}", way_out)
+    return whitening
 
 
 def _one_target(classes: Any, target_bounds: Any) -> tuple[float, float] | None:
@@ -329,8 +343,10 @@ def _checked(X: Any, y: Any, classes: tuple[Any, ...], X_name: str, y_name: str)
     if kind not in ("iufbOUS" if classes else "iufbO"):
         wanted = "labels are texts or whole numbers" if classes else "target_bounds needs numbers"
         raise DataError(f"{y_name} has type {y.dtype}, and {wanted}. Convert it, or declare what it holds.")
-    texts = [isinstance(label, str) for label in classes]
-    if classes and ((kind in "iufb" and all(texts)) or (kind in "US" and not any(texts))):
+    numbers = any(isinstance(key, float) for key in known_cells(classes))
+    if classes and (
+        (kind in "iufb" and not numbers) or (kind in "US" and not any(isinstance(c, str) for c in classes))
+    ):
         raise DataError(
             f"{y_name} has type {y.dtype}, the classes {list(classes)!r} have another: no label could match. "
             "Declare the classes as they stand in the labels."

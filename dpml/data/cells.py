@@ -22,6 +22,8 @@ from dpml.machine import refuse_unless_a_records
 
 from ..errors import DataError
 
+TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+"""Texts of which table readers make truth values, where a column holds no others."""
 _PLAIN = {float, int, bool, type(None)}  # numpy reads these exactly as cell_number does
 _CELLS = {*_PLAIN, str, bytes}
 
@@ -29,7 +31,8 @@ _CELLS = {*_PLAIN, str, bytes}
 def cell_number(cell: Any) -> float:
     """One cell as a float, NaN where it is no real number; never raises for what a cell holds.
 
-    Texts are read as tables read them (``"1_000"`` is no number); a whole number beyond the range of floats, a complex
+    Texts are read as tables read them (``"1_000"`` is no number, ``"true"`` is 1: a column of truth values turns into
+    one of texts when a single cell is something else); a whole number beyond the range of floats, a complex
     number, a date, and anything that holds several values is none either.
     """
     if isinstance(cell, float | int):
@@ -43,7 +46,9 @@ def cell_number(cell: Any) -> float:
         if isinstance(cell, bytes):
             cell = cell.decode("utf-8")
         if isinstance(cell, str):
-            return math.nan if "_" in cell else float(cell)  # Python reads 1_000, tables do not
+            if "_" in cell:  # Python reads 1_000, tables do not
+                return math.nan
+            return TRUTH[text] if (text := cell.strip()) in TRUTH else float(text)
         if np.ndim(cell) or np.iscomplexobj(cell):
             return math.nan
         return float(cell)

@@ -14,6 +14,7 @@ import numpy as np
 from dpml.machine import refuse_unless_a_records
 
 from ..errors import SchemaError, invalid
+from .cells import TRUTH
 
 SCALES = ("linear", "log1p")
 ENCODINGS = ("spline", "minmax")
@@ -95,13 +96,16 @@ def text_of(value: object) -> str:
     """The text by which a category or label is compared: trimmed; whole numbers without a decimal point.
 
     A function of one cell alone.  A column that turns from whole numbers to floats because some *other* cell is empty
-    still gives the same text here.
+    still gives the same text here; nor does it matter whether readers took ``true`` for a truth value, which they do
+    where a column holds no other cells.
     """
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, bytes):
-        return value.decode("utf-8", errors="replace").strip()
-    return str(value).strip()
+        text = value.decode("utf-8", errors="replace").strip()
+    else:
+        text = str(value).strip()
+    return str(bool(TRUTH[text])) if text in TRUTH else text
 
 
 def cell_text(cell: object) -> str | None:

@@ -59,6 +59,18 @@ def draft(path: str | Path, target: str | None = None) -> dict[str, Any]:
     }
 
 
+def left_out(schema: dict[str, Any]) -> str:
+    """A line on the columns that the draft ignores, or ``""``."""
+    names = [repr(name) for name, column in schema["columns"].items() if column["kind"] == "ignore"]
+    if not names:
+        return ""
+    return (
+        f"note: the draft ignores {', '.join(names)}: no numbers, and more than {MAX_CATEGORIES} different texts (or "
+        "none). To use such a column, write plain numbers into the table (a date as a year or as days, 1,234.50 as "
+        "1234.50) or declare its categories by hand."
+    )
+
+
 def to_text(schema: dict[str, Any]) -> str:
     """JSON text, one column a line, with the warning on its first line."""
     top = {key: value for key, value in schema.items() if key != "columns"}

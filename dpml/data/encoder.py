@@ -2,7 +2,8 @@
 
 Nothing is fitted: knots, categories and the clipping norm come from the schema, and a row's features depend on that row
 only.  Numeric columns become hat functions (linear B-splines) on even knots between the declared bounds, categoricals
-indicators in the declared order; then a constant 1; then the whole row is clipped to the public norm.
+indicators in the declared order; where there is a public map (:mod:`dpml.data.public_whitening`), the features are
+whitened by it; then a constant 1; then the whole row is clipped to the public norm.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from scipy.sparse import csr_array, issparse
 from ..errors import DataError, SchemaError
 from .cells import cell_number, is_missing
 from .columns import OTHER, CategoricalColumn, NumericColumn, cell_text, closest, scaled_target, text_of
+from .public_whitening import PublicWhitening
 from .schema import Schema
 
 CONSTANT = "(constant)"
@@ -43,14 +45,16 @@ class Encoder:
     Args:
         schema: the public description of the table.
         spline: ``False`` encodes every numeric column by min-max, whatever the schema asks for.
+        whitening: a map of the features without the constant, from public records; names are then those of features
+            that were mixed.
 
     Attributes:
-        schema: as given.
+        schema, whitening: as given.
         n_features: number ``d`` of features, the constant included (public).
         feature_names: their names, the constant last.
     """
 
-    def __init__(self, schema: Schema, spline: bool = True) -> None:
+    def __init__(self, schema: Schema, spline: bool = True, whitening: PublicWhitening | None = None) -> None:
         self.schema = schema
         self.spline = bool(spline)
         names: list[str] = []
@@ -58,6 +62,12 @@ class Encoder:
             names.extend(_names(column, self.spline))
         self.feature_names: tuple[str, ...] = (*names, CONSTANT)
         self.n_features = len(self.feature_names)
+        self.whitening = whitening
+        if whitening is not None and len(whitening.mean) != self.n_features - 1:
+            raise DataError(
+                f"The whitening has {len(whitening.mean)} features, the schema gives {self.n_features - 1}. It must be "
+                "that of public records under the same schema."
+            )
 
     def __repr__(self) -> str:
         return f"Encoder({self.schema.name!r}, n_features={self.n_features}, spline={self.spline})"
@@ -68,7 +78,8 @@ class Encoder:
         Args:
             table: data frame with at least the schema's encoded columns; others are not looked at.
             sparse: return X as a ``scipy.sparse.csr_array`` in canonical format without zeros: the same numbers in a
-                fraction of the memory (a row has one or two entries for each column, and the constant).
+                fraction of the memory (a row has one or two entries for each column, and the constant).  Whitened rows
+                have no zeros to leave out and come dense all the same.
 
         Returns:
             ``(X, valid, counts)``: X (n, d) float64 with ``‖row‖ ≤ norm_bound``; valid (n,) bool, ``False`` for a
@@ -79,20 +90,42 @@ class Encoder:
             DataError: a column is missing; the message gives the closest name.
             SchemaError: the schema leaves bounds or categories to a stage that has not run.
         """
-        refuse_open(self.schema)
-        require_columns(table.columns, [column.name for column in self.schema.features])
-        n = len(table)
-        parts = [self._part(column, table[column.name]) for column in self.schema.features]
-        valid = np.ones(n, dtype=bool)
-        squares = np.ones(n)  # of the constant column
+        if self.whitening is not None:
+            return self._whitened(table, self.whitening)
+        parts, valid, counts = self._parts(table)
+        squares = np.ones(len(table))  # of the constant column
         for part in parts:
-            valid &= part.keep
             squares += np.square(part.weight).sum(axis=1)
         scale = _clip_factor(np.sqrt(squares), self.schema.norm_bound)
         scale[~valid] = 0.0
         X = self._assemble(parts, scale)
-        counts = {c.name: p.counts for c, p in zip(self.schema.features, parts, strict=True) if p.counts}
         return (X if sparse else X.toarray()), valid, counts
+
+    def unclipped(self, table: pd.DataFrame) -> tuple[csr_array, np.ndarray, dict[str, dict[str, int]]]:
+        """As :meth:`transform`, but neither whitened nor clipped and without the constant: X (n, d - 1), sparse."""
+        parts, valid, counts = self._parts(table)
+        return self._assemble(parts, valid.astype(np.float64))[:, :-1], valid, counts
+
+    def _whitened(
+        self, table: pd.DataFrame, whitening: PublicWhitening
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, dict[str, int]]]:
+        features, valid, counts = self.unclipped(table)
+        X = np.empty((len(table), self.n_features))
+        X[:, :-1] = whitening.apply(features)
+        X[:, -1] = 1.0
+        X[~valid] = 0.0
+        return clip_rows(X, self.schema.norm_bound), valid, counts
+
+    def _parts(self, table: pd.DataFrame) -> tuple[list[_Part], np.ndarray, dict[str, dict[str, int]]]:
+        """The features of each column, which records count (n,), and private counts."""
+        refuse_open(self.schema)
+        require_columns(table.columns, [column.name for column in self.schema.features])
+        parts = [self._part(column, table[column.name]) for column in self.schema.features]
+        valid = np.ones(len(table), dtype=bool)
+        for part in parts:
+            valid &= part.keep
+        counts = {c.name: p.counts for c, p in zip(self.schema.features, parts, strict=True) if p.counts}
+        return parts, valid, counts
 
     def _assemble(self, parts: list[_Part], scale: np.ndarray) -> csr_array:
         """The rows of all parts side by side, times ``scale`` (n,), zeros left out."""
@@ -190,11 +223,34 @@ def _clip_entries(X: csr_array, start: int, stop: int, norm_bound: float) -> Non
 
 
 def lookup(cells: pd.Series, values: tuple[object, ...]) -> np.ndarray:
-    """Index (n,) int64 in ``values`` of every cell, −1 where there is none; compared as trimmed text."""
-    known = {text_of(value): index for index, value in enumerate(values)}
+    """Index (n,) int64 in ``values`` of every cell, −1 where there is none; compared as trimmed text, then as number.
+
+    ``"01234"`` among the values is found by 1234 too: one cell that is no number keeps a whole column as text.
+    """
+    known = known_cells(values)
     codes, uniques = distinct_cells(cells)
-    table = np.array([_find(known, cell) for cell in uniques] + [-1], dtype=np.int64)  # code −1: missing cell
+    table = np.array([place_of(known, cell) for cell in uniques] + [-1], dtype=np.int64)  # code −1: missing cell
     return table[codes]
+
+
+def known_cells(values: Iterable[object]) -> dict[str | float, int]:
+    """The place of every value by its text, and by the number that it is or spells (the first such value's)."""
+    listed = list(values)
+    known: dict[str | float, int] = {text_of(value): place for place, value in enumerate(listed)}
+    for place, value in enumerate(listed):
+        if not math.isnan(number := cell_number(text_of(value))):
+            known.setdefault(number, place)
+    return known
+
+
+def place_of(known: Mapping[str | float, int], cell: object) -> int:
+    """Where a cell stands among :func:`known_cells`, −1 for nowhere."""
+    text = cell_text(cell)
+    if text is None:
+        return -1
+    if text in known:
+        return known[text]
+    return known.get(cell_number(text), -1)  # 3.0 where another writer put 3; NaN is no key
 
 
 def numbers(cells: pd.Series) -> np.ndarray:
@@ -315,15 +371,3 @@ def _text_or_none(cells: pd.Series, row: int) -> object:
     except UnicodeError:
         return None
     return None if is_missing(value) else value
-
-
-def _find(known: Mapping[str, int], cell: object) -> int:
-    text = cell_text(cell)
-    if text is None:
-        return -1
-    if text not in known:
-        number = cell_number(text)
-        if math.isnan(number):  # else every unknown text would be the category "nan"
-            return -1
-        text = text_of(number)  # "3.0" where another writer put "3"
-    return known.get(text, -1)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import ConfigError, DataError
 from .encoder import Encoder
+from .public_whitening import PublicWhitening
 from .schema import Schema
 from .stored import Stored
 
@@ -50,7 +51,8 @@ class PublicInfo:
         default_delta: δ that the literature uses for this data set, or ``None``.
         target_bounds: public ``(lo, hi)`` of a regression target in its own units, else ``None``.
         preprocessing: how raw records become rows, as plain JSON values (public constants only): ``{"kind": "table"}``
-            with ``schema``, or the map of :func:`~dpml.data.transform.transform_array`.
+            with ``schema`` (and ``"whitening"``, where there is one), or the map of
+            :func:`~dpml.data.transform.transform_array`.
     """
 
     name: str
@@ -241,6 +243,7 @@ class PrivateData:
         test_fraction: float | None = None,
         *,
         spline: bool = True,
+        public_path: str | Path | None = None,
     ) -> PrivateData:
         """A CSV, CSV.gz or Parquet table with its schema.
 
@@ -249,6 +252,10 @@ class PrivateData:
         (every record goes to the test part with that probability, by its own secret coin; ``n_declared`` is scaled
         by ``1 - test_fraction``); at most one of the three.
 
+        ``public_path``: a table with the same columns (the target may be missing) whose records are public and none of
+        which is in the others: it is read at once, and features are whitened by its covariance
+        (docs/public-whitening.md).
+
         Raises:
             SchemaError: no schema, or a faulty one.
             DataError: a file is missing, of an unknown type, or its header does not fit the schema.
@@ -256,7 +263,7 @@ class PrivateData:
         """
         from .table import table_data
 
-        return table_data(path, schema, test_path, split_column, test_fraction, spline=spline)
+        return table_data(path, schema, test_path, split_column, test_fraction, spline=spline, public_path=public_path)
 
     @staticmethod
     def from_arrays(
@@ -272,6 +279,7 @@ class PrivateData:
         is_public: bool = False,
         name: str = "arrays",
         add_constant: bool = False,
+        whitening: PublicWhitening | None = None,
     ) -> PrivateData:
         """Numbers: X (n, ...), dense or scipy.sparse (n, d), and y (n,): labels, or targets of a regression.
 
@@ -284,7 +292,8 @@ class PrivateData:
         ``classes``, or with a target that is NaN or no number, contributes nothing.  Lists, and arrays and columns of
         objects, are read item by item, so that no record changes how another is read; a row of a list that has not the
         shape of most rows contributes nothing.  Targets are clipped to ``target_bounds``.  ``add_constant`` appends a
-        column of ones before clipping.
+        column of ones before clipping.  ``whitening``, from public rows, is applied before that column is appended
+        (docs/public-whitening.md).
 
         Raises:
             DataError: the shape or the type (``dtype``) of a whole array does not fit, or a list is ragged; no value is
@@ -306,6 +315,7 @@ class PrivateData:
             is_public=is_public,
             name=name,
             add_constant=add_constant,
+            whitening=whitening,
         )
 
     @staticmethod

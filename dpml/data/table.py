@@ -8,6 +8,8 @@ supported.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..errors import DataError, invalid
+from ..errors import ConfigError, DataError, invalid
 from .columns import IgnoredColumn, closest
 from .csv_lines import MALFORMED, ONE_LINE, csv_header, read_csv
 from .encoder import Encoder, lookup, numbers, require_columns
 from .private_data import Cells, CoinSource, PrivateData, PublicInfo, Records
+from .public_whitening import PublicWhitening, described, with_whitening
 from .schema import Schema, as_schema
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
@@ -42,6 +45,7 @@ def table_data(
     test_fraction: float | None = None,
     *,
     spline: bool = True,
+    public_path: str | Path | None = None,
     source: Mapping[str, Any] | None = None,
 ) -> PrivateData:
     """See :meth:`PrivateData.from_table`; ``source`` adds to the public description."""
@@ -53,7 +57,11 @@ def table_data(
     if test is not None:
         check_header(test, declared)
     declared = declared if spline else declared.without_splines()
-    encoder = Encoder(declared)
+    whitening, whitened_by = None, {}
+    if public_path is not None:
+        whitening, found = public_statistics(public_path, declared, split_column, {"path": path, "test_path": test})
+        whitened_by = {"whitening": found}
+    encoder = Encoder(declared, whitening=whitening)
     has_test = not (test_path is None and split_column is None and test_fraction is None)
     public = PublicInfo(
         name=declared.name,
@@ -64,13 +72,14 @@ def table_data(
         is_public=declared.is_public,
         test_is_public=declared.is_public and has_test,
         has_test=has_test,
-        preprocessing={"kind": "table"},
+        preprocessing=with_whitening({"kind": "table"}, whitening),
         schema=declared.to_dict(),
         source={
             "kind": "table",
             "format": file_format(path).lstrip("."),
             "description": declared.source,
             "split": _split_text(test_path, split_column, test_fraction),
+            **whitened_by,
             **(source or {}),
         },
     )
@@ -86,6 +95,48 @@ def table_data(
         return encode_cells(cells(noise), encoder, sparse)
 
     return PrivateData(public, read, encoder, cells=cells)
+
+
+def public_statistics(
+    public_path: str | Path, schema: Schema, split_column: str | None, private: Mapping[str, Path | None]
+) -> tuple[PublicWhitening, dict[str, Any]]:
+    """The whitening that the records of a *public* table give, and its public description.
+
+    They are encoded by the schema like private ones, but not clipped; those that the schema drops, and lines that are
+    no records, are left out.  ``private`` are the files of the others by argument: none of them is read here.
+
+    Raises:
+        DataError: the file is missing, of an unknown type, damaged, or its header does not fit the schema.
+        ConfigError: it is one of the private files, has fewer than two usable records or no two different ones, or the
+            schema leaves bounds or categories open.
+    """
+    path = existing(public_path, "public_path")
+    for argument, other in private.items():
+        if other is not None and os.path.samefile(path, other):
+            raise invalid(
+                "public_path", str(public_path), f"another file than {argument}", "Statistics of the private records "
+                "would make every row depend on all of them. Give a table of public records, or leave public_path out.",
+            )  # fmt: skip
+    if schema.open_columns:
+        raise invalid(
+            "public_path", str(public_path), f"left out while the schema leaves column {schema.open_columns[0].name!r} "
+            "open (private bounds or categories)", "There is nothing to encode the public records by: declare bounds "
+            "and categories (the public table may tell them), or leave public_path out.",
+        )  # fmt: skip
+    check_header(path, schema, split_column, public=True)
+    raw = read_raw(path, [column.name for column in schema.features])
+    rows, keep, counts = Encoder(schema).unclipped(raw.frame)
+    if keep.sum() < 2:
+        allowed = f"a table with two or more usable records (it has {int(keep.sum())})"
+        raise invalid("public_path", str(public_path), allowed, "Leave public_path out.")
+    try:
+        whitening = PublicWhitening.from_rows(rows[keep])
+    except ConfigError as error:
+        raise invalid("public_path", str(public_path), "a table in which at least one feature varies") from error
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    left_out = {"records_left_out": int((~keep).sum()), "malformed_lines": raw.malformed, "columns": counts}
+    return whitening, {**described(whitening), "sha256": digest, **{k: v for k, v in left_out.items() if v}}
 
 
 def encode_cells(cells: Cells, encoder: Encoder, sparse: bool = False) -> Records:
@@ -150,8 +201,11 @@ def read_header(path: Path) -> list[str]:
         raise DataError(f"The header of {str(path)!r} cannot be read: {error}.") from error
 
 
-def check_header(path: Path, schema: Schema, split_column: str | None = None) -> None:
-    """``DataError`` unless the file's columns are those of the schema (ignored ones may be absent)."""
+def check_header(path: Path, schema: Schema, split_column: str | None = None, *, public: bool = False) -> None:
+    """``DataError`` unless the file's columns are those of the schema (ignored ones may be absent).
+
+    ``public``: of the table behind a whitening, which needs neither target nor ``split_column``.
+    """
     header = read_header(path)
     where = f"The table {str(path)!r}"
     if not header:
@@ -159,7 +213,8 @@ def check_header(path: Path, schema: Schema, split_column: str | None = None) ->
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise DataError(f"{where} has the column {repeated[0]!r} twice. Rename one of the two.")
-    required = [schema.target, *(column.name for column in schema.features), *([split_column] if split_column else [])]
+    beside = [schema.target, *([split_column] if split_column else [])]
+    required = [*([] if public else beside), *(column.name for column in schema.features)]
     for name in required:
         if name in header:
             continue
@@ -168,7 +223,7 @@ def check_header(path: Path, schema: Schema, split_column: str | None = None) ->
         if separator is not None:
             raise DataError(f"{where} seems to be separated by {separator!r}. Save it with commas.")
         raise DataError(f"{where} lacks {what} {name!r}.{closest(name, header)} Its columns are: {', '.join(header)}.")
-    known = {*required, *(column.name for column in schema.columns)}
+    known = {*beside, *required, *(column.name for column in schema.columns)}
     for name in header:
         if name not in known:
             raise DataError(

@@ -5,7 +5,8 @@ The constants travel with a released model as a small JSON object:
 ``{"kind": "array", "shape": [64], "scale": 0.0625, "constant": true, "norm_bound": 1.0}``
 
 Each row is reshaped to ``shape``, multiplied by ``scale``, a constant 1 is appended if ``constant``, and the row is
-clipped to L2 norm ``norm_bound`` (``null``: not clipped).  Rows of a scipy.sparse array stay sparse.
+clipped to L2 norm ``norm_bound`` (``null``: not clipped).  Rows of a scipy.sparse array stay sparse.  An entry
+``"whitening"`` (:mod:`dpml.data.public_whitening`), where there is one, is applied after the scale, and rows are dense.
 Objects of ``"kind": "image"`` describe features of images (:mod:`dpml.data.images`).
 """
 
@@ -21,13 +22,20 @@ from scipy import sparse
 from ..errors import DataError
 from .cells import check_number_type, kind_of, numbers_of, objects_of
 from .encoder import clip_rows
+from .public_whitening import PublicWhitening, whitening_in, with_whitening
 
 
 def array_preprocessing(
-    shape: tuple[int, ...], *, scale: float = 1.0, constant: bool = False, norm_bound: float | None = None
+    shape: tuple[int, ...],
+    *,
+    scale: float = 1.0,
+    constant: bool = False,
+    norm_bound: float | None = None,
+    whitening: PublicWhitening | None = None,
 ) -> dict[str, Any]:
-    """The JSON object of a map from raw rows of ``shape``."""
-    return {"kind": "array", "shape": list(shape), "scale": scale, "constant": constant, "norm_bound": norm_bound}
+    """The JSON object of a map from raw rows of ``shape``; ``whitening`` is for rows that are vectors."""
+    plain = {"kind": "array", "shape": list(shape), "scale": scale, "constant": constant, "norm_bound": norm_bound}
+    return with_whitening(plain, whitening)
 
 
 def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
@@ -40,8 +48,8 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.n
 
     Returns:
         ``(rows, valid)``: rows (n, *shape) float64 in a new array, one longer with a constant column, a ``csr_array``
-        in canonical format if X is sparse; valid (n,) bool, ``False`` where a row holds NaN or infinity (its result is
-        zero).
+        in canonical format if X is sparse and not whitened; valid (n,) bool, ``False`` where a row holds NaN or
+        infinity (its result is zero).
 
     Raises:
         DataError: the type of the whole array is that of no numbers, its rows have another size, or the map is one of
@@ -70,9 +78,27 @@ def transform_array(X: Any, preprocessing: Mapping[str, Any]) -> tuple[Any, np.n
         rows[:, -1] = 1.0
     valid = np.asarray(np.isfinite(rows).all(axis=1))
     rows[~valid] = 0.0
+    whitening = whitening_in(preprocessing)
+    if whitening is not None:
+        return _whitened(rows[:, : flat.shape[1]], valid, whitening, preprocessing)
     if preprocessing["norm_bound"] is not None:
         rows = clip_rows(rows, float(preprocessing["norm_bound"]))
     return (rows if constant else rows.reshape(len(rows), *shape)), valid
+
+
+def _whitened(
+    scaled: Any, valid: np.ndarray, whitening: PublicWhitening, preprocessing: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n, d) that were scaled, whitened; the constant and the clip come after.  Too large ones are not valid."""
+    n, d = scaled.shape
+    constant = bool(preprocessing["constant"])
+    rows = np.ones((n, d + constant))
+    rows[:, :d] = whitening.apply(scaled)
+    valid = valid & np.isfinite(rows).all(axis=1)
+    rows[~valid] = 0.0
+    if preprocessing["norm_bound"] is not None:
+        rows = clip_rows(rows, float(preprocessing["norm_bound"]))
+    return rows, valid
 
 
 def as_numbers(X: Any) -> np.ndarray:
@@ -94,9 +120,7 @@ def as_numbers(X: Any) -> np.ndarray:
     return numbers_of(values) if values.dtype.kind == "O" else values
 
 
-def _transform_sparse(
-    X: Any, shape: tuple[int, ...], preprocessing: Mapping[str, Any]
-) -> tuple[sparse.csr_array, np.ndarray]:
+def _transform_sparse(X: Any, shape: tuple[int, ...], preprocessing: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
     if X.ndim != 2 or len(shape) != 1 or X.shape[1] != shape[0]:
         raise DataError(f"X is sparse and has shape {X.shape}; it must be two-dimensional, with rows of shape {shape}.")
     check_number_type(kind_of(X), X.dtype, "X")
@@ -114,6 +138,9 @@ def _transform_sparse(
     valid = np.ones(rows.shape[0], dtype=bool)
     valid[entry[~np.isfinite(rows.data)]] = False
     rows.data[~valid[entry]] = 0.0
+    whitening = whitening_in(preprocessing)
+    if whitening is not None:
+        return _whitened(rows, valid, whitening, preprocessing)
     if preprocessing["constant"]:
         column = sparse.csr_array(valid.astype(np.float64)[:, None])
         rows = sparse.csr_array(sparse.hstack([rows, column], format="csr"))

@@ -264,6 +264,9 @@ def test_an_unfinished_or_missing_run_does_not_verify(tmp_path, capsys):
     assert verify_cli.main([str(tmp_path / "nothing")]) == 1
     assert "there is no folder" in capsys.readouterr().err
     assert verify_cli.main([str(tmp_path)]) == 1
+    assert "is no run: " in capsys.readouterr().err
+    (release / "result.json").unlink()
+    assert verify_cli.main([str(tmp_path / "a")]) == 1
     assert "cannot read" in capsys.readouterr().out
 
 

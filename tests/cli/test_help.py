@@ -117,6 +117,14 @@ def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         ("data=table data.path=people.csv data.schema=nowhere.json", "There is no schema file 'nowhere.json'"),
         ("privacy.epsilon=-1", "epsilon = -1.0 is not allowed"),
         ("resume=nowhere", "'nowhere' does not exist"),
+        (
+            "data.path=people.csv",
+            "data.path is no key of data=adult, which has none. It is one of data=table: add data",
+        ),
+        ("+data.path=people.csv", "data.path is no key of data=adult, which has none."),
+        ("method=objective method.steps=9", "no key of method=objective, which has regularization, solution_norm, var"),
+        ("-m data.path=a.csv,b.csv", "no job was started: data.path is no key of data=adult"),
+        ("-m privacy.epsilon=abc,1", "privacy.epsilon=abc is not allowed: Value 'abc' of type 'str' could not"),
     ],
 )
 def test_wrong_words_of_train(cli: Any, tmp_path: Path, words: str, message: str) -> None:
@@ -142,6 +150,7 @@ def test_right_words_of_train_pass() -> None:
     ("verb", "words", "status", "message"),
     [
         ("verify", "nowhere", 1, "there is no folder 'nowhere'. Give a run folder"),
+        ("verify", ".", 1, "is no run: "),
         ("predict", "nowhere new.csv", 1, "there is no folder 'nowhere'. Give a run folder"),
         ("report", "nowhere", 1, "nowhere is not a folder"),
         ("account", "epsilonn", 2, "Did you mean 'epsilon'?"),

@@ -95,6 +95,16 @@ def test_errors_are_messages_not_tracebacks(
     assert message in capsys.readouterr().err
 
 
+def test_draft_says_which_columns_it_ignores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"2001-{1 + i // 28:02d}-{1 + i % 28:02d},{i},{i % 2}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["born,age,y", *lines]), encoding="utf-8")
+    assert main(["draft", str(tmp_path / "t.csv")]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["columns"]["born"] == {"kind": "ignore"}
+    assert "ignores 'born': no numbers, and more than 50 different texts" in captured.err
+    assert "'age'" not in captured.err
+
+
 def test_draft_warns_first_and_is_refused_until_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, _ = files(tmp_path, CLEAN)
     assert main(["draft", table]) == 0

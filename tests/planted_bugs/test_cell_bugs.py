@@ -16,10 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "erm"))
 
 import cell_checks as checks
 import range_checks
+import test_read_alike as alike
 from private_checks import RESULTS, check_nothing_private_leaves_with_a_copy, check_nothing_private_shows
 
 from dpml import results
-from dpml.data import arrays, cells, encoder, table, transform
+from dpml.data import arrays, cells, columns, encoder, table, transform
 from dpml.erm import linear, output, rules
 from dpml.estimators import base, schema_encoder
 
@@ -58,6 +59,19 @@ def _unreadable_cells_are_zero(patch: Patch) -> None:
 
 def _targets_raise(patch: Patch) -> None:
     patch.setattr(arrays, "cell_number", float)
+
+
+def _truth_values_have_their_own_text(patch: Patch) -> None:
+    patch.setattr(columns, "TRUTH", {})
+
+
+def _truth_texts_are_no_numbers(patch: Patch) -> None:
+    patch.setattr(cells, "TRUTH", {})
+
+
+def _categories_by_text_alone(patch: Patch) -> None:
+    for module in (encoder, arrays):
+        patch.setattr(module, "known_cells", lambda values: {columns.text_of(v): i for i, v in enumerate(values)})
 
 
 def _missing_by_comparison(patch: Patch) -> None:
@@ -116,11 +130,21 @@ BUGS: list[tuple[str, Callable[[Patch], None], Callable[[Path], None]]] = [
     ("a target of text is an error", _targets_raise, lambda _: checks.check_a_target_changes_no_other("text")),
     ("a target that is huge is an error", _targets_raise, lambda _: checks.check_a_target_changes_no_other("huge")),
     ("rows of a list get one type in the encoder", _rows_by_common_type,
-     lambda _: checks.check_a_row_changes_no_other_in_the_encoder("truth", "q")),
+     lambda _: checks.check_a_row_changes_no_other_in_the_encoder("large", "q")),
     ("pandas' NA has no truth value", _missing_by_comparison,
      lambda _: checks.check_a_row_changes_no_other_in_the_encoder("texts", pd.NA)),
     ("an empty cell of a file turns whole numbers into floats", _file_as_floats,
      checks.check_an_empty_cell_of_a_file_changes_no_other),
+    ("true is another category than True", _truth_values_have_their_own_text,
+     lambda _: alike.test_one_cell_changes_no_other_as_a_category("small")),
+    ("true is another label than True", _truth_values_have_their_own_text,
+     lambda _: alike.test_one_cell_changes_no_other_as_a_label("small")),
+    ("True in a column of texts is no number", _truth_texts_are_no_numbers,
+     lambda _: alike.test_one_cell_changes_no_other_as_a_number("truth")),
+    ("01234 is another category than 1234", _categories_by_text_alone,
+     lambda _: alike.test_one_cell_changes_no_other_as_a_category("codes")),
+    ("1.0 is another label than 1", _categories_by_text_alone,
+     lambda _: alike.test_one_cell_changes_no_other_as_a_label("float")),
     ("copies of a result keep what is private", _copies_keep_everything,
      lambda _: check_nothing_private_leaves_with_a_copy()),
     ("a result shows what is private", _repr_shows_everything, lambda _: check_nothing_private_shows()),

@@ -21,8 +21,9 @@ _OF_FILE = {
     "selection": "mechanisms", "session": "sessions", "search": "search", "ledger": "ledger",
     "resume_command": "ledger", "run": "boundary", "silent_spending": "boundary", "report": "boundary",
     "stage": "stages", "tracking": "boundary", "feature": "data", "audit": "audit", "run_audit": "audit",
+    "audit_folder": "audit",
     "sgd_noise": "noise", "sgd_sampling": "sampler", "sgd_resume": "ledger", "sgd_batches": "data",
-    "sweep": "ledger",
+    "sweep": "ledger", "whitening": "data",
 }  # fmt: skip
 _OF_SEAM = (
     ("sampler", r"poisson_indices$"),

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-POWER = 0.25
-FLOOR = 1e-3
-"""Smallest eigenvalue that counts, in units of their mean."""
+from ..public_whitening import FLOOR, POWER, negative_power
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,14 @@ def whitening_of(layers: np.ndarray) -> Whitening:
 
     With centred rows of unit norm, the covariance of channels is the mean over images and places of z zᵀ, that of
     places the mean over images and channels; each is taken to the power -1/4 after its eigenvalues were scaled to
-    mean 1 and raised to at least :data:`FLOOR`.
+    mean 1 and raised to at least ``FLOOR``.
     """
     n, channels, places = layers.shape
     mean = layers.mean(axis=0, dtype=np.float64)
     rows = unit(layers - mean)
     by_channel = np.einsum("ncp,ndp->cd", rows, rows, optimize=True) / (n * places)
     by_place = np.einsum("ncp,ncq->pq", rows, rows, optimize=True) / (n * channels)
-    return Whitening(mean.astype(np.float32), *(_power(matrix).astype(np.float32) for matrix in (by_channel, by_place)))
+    return Whitening(mean.astype(np.float32), *(_power(matrix) for matrix in (by_channel, by_place)))
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -64,6 +62,4 @@ MARGIN = 1e-6
 
 
 def _power(matrix: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(matrix.astype(np.float64))
-    values = np.maximum(values / values.mean(), FLOOR)
-    return np.asarray((vectors * values**-POWER) @ vectors.T)
+    return negative_power(matrix, POWER, FLOOR).astype(np.float32)
