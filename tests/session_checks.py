@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpml import accounting as acc
@@ -29,7 +31,7 @@ from dpml.mechanisms import (
     ZCDPBudget,
     check_sensitivity,
 )
-from dpml.mechanisms.columns import Columns
+from dpml.mechanisms.columns import Columns, as_columns
 from dpml.mechanisms.queries import Query
 from dpml.mechanisms.session_ledger import FILE, SessionLedger
 
@@ -96,6 +98,51 @@ def check_sensitivities_hold() -> None:
         for query in [*QUERIES, Count(), MEDIAN]:
             found = check_sensitivity(query, person, relation, n=5, trials=80, seed=3)
             assert found.holds, (query, found)
+
+
+READ: dict[str, list[str]] = {  # cells of a column that a CSV reader keeps in another way beside one odd record
+    "truth": ["True", "False", "True"] * 3,
+    "shouted": ["TRUE", "FALSE", "FALSE"] * 3,
+    "small": ["true", "false", "true"] * 3,
+    "whole": ["1", "0", "1"] * 3,
+    "zip": ["01234", "02345", "01234"] * 3,
+    "numbers": ["1.0", "0.50", "1.0"] * 3,
+    "powers": ["1e3", "1000", "1"] * 3,
+    "large": ["9007199254740993", "9007199254740992", "1"] * 3,
+}
+ODD = ("odd", "", "True", "1", "2.5", "99999999999999999999", "inf", "nan", "0x1", "1_0")
+OF_READ: list[Query] = [
+    *(Count(Where("x", sign, value))
+      for sign in ("==", "!=") for value in (True, 1, "1", "True", "1.0", "1234", "01234", 1000, 2**53 + 1, "1e3")),
+    Count(Where("x", ">=", 0.7)),
+    Count(Where("x", "in", ["true", 1234])),
+    Count(lambda record: record["x"] == 1),
+    Count(lambda record: str(record["x"]).startswith("1")),
+    Sum("x", (0, 1)),
+    Mean("x", (-1, 1)),
+    Variance("x", (0, 1)),
+    Histogram("x", categories=["True", "0", "1234"]),
+    Histogram("x", categories=[True, False]),
+    Histogram("x", edges=[0, 0.5, 2]),
+]  # fmt: skip
+
+
+def read(cells: list[str]) -> pd.DataFrame:
+    """A CSV file of one column, and a second one that keeps empty cells from being empty lines."""
+    return pd.read_csv(io.StringIO("x,y\n" + "".join(f"{cell},0\n" for cell in cells)))
+
+
+def check_no_record_changes_how_others_are_read(column: str) -> None:
+    """One more record in the file moves every part of a query by its declared sensitivity at most."""
+    without = as_columns(read(READ[column]))
+    for odd in ODD:
+        beside = as_columns(read([*READ[column], odd]))
+        for query in OF_READ:
+            for part in query.parts(ADD):
+                moved = float(np.abs(part.compute(without) - part.compute(beside)).sum())
+                assert moved <= part.l1, (column, odd, query)
+        ranks = Quantile("x", 0.5, (0.0, 1.0))
+        assert abs(ranks.values(without).size - ranks.values(beside).size) <= 1, (column, odd)
 
 
 def check_noise_covers_the_sensitivity() -> None:

@@ -13,6 +13,7 @@ import pytest
 from small_tables import SCHEMA, people, write_people
 
 from dpml import PrivateData, PrivateTrainer, accounting
+from dpml.data import CategoricalColumn, Schema
 from dpml.mechanisms import FixedNoise
 from dpml.release import PrivateModel, RunFolder
 from dpml.stages.bounds import BoundsFinder
@@ -121,6 +122,30 @@ def check_metrics_use_the_noisy_count(folder: Path) -> None:
     assert given["accuracy"]["value"] == pytest.approx(right / (right + wrong), abs=1e-12)
     mean = 0.5 + int(noisy["loss"][0]) / 4096 / (right + wrong)
     assert given["loss"]["value"] == pytest.approx(4 * np.log(2) * mean, rel=1e-12)
+
+
+def check_one_record_changes_one_key(folder: Path) -> None:
+    """However a table keeps its columns beside an odd record, one count of one key moves, by one."""
+    del folder
+    column = Schema.from_dict(open_schema()).column("town")
+    assert isinstance(column, CategoricalColumn)
+    finder = CategoryFinder(column, 1.0, 1e-5, "add_remove")
+    for numbers, texts in READINGS:
+        alone = finder.counts(pd.Series(numbers))
+        beside = finder.counts(pd.Series([*texts, "odd"], dtype=object))
+        assert sum(alone.values()) == len(numbers)
+        assert beside == {**alone, "odd": 1}, (numbers, texts)
+
+
+READINGS: list[tuple[list[Any], list[str]]] = [  # a column as a reader that guesses keeps it, and its cells as texts
+    ([1234, 2345, 1234], ["01234", "02345", "1234"]),
+    ([1.0, 2.5, 2.5], ["1.0", "2.50", "2.5"]),
+    ([1000.0, 1.0, -2.0], ["1e3", "1", "-2.00"]),
+    ([True, False, True], ["true", "FALSE", "True"]),
+    ([2**53 + 1, 2**53, -7], [str(2**53 + 1), str(2**53), "-07"]),
+    ([2.0**53, 2.0**53, -7.0], [str(2**53 + 1), str(2**53), "-07"]),  # beside a missing cell
+    ([1e30, 0.1, 0.0], ["1e30", ".1", "-0"]),
+]
 
 
 def check_hold_out_is_not_trained_on(folder: Path) -> None:

@@ -19,7 +19,7 @@ from dpml.data import CategoricalColumn, Encoder, NumericColumn, Schema
 from dpml.errors import ConfigError, SchemaError, UnsupportedEventError
 from dpml.mechanisms import FixedNoise
 from dpml.stages.bounds import BoundsFinder, finder_of
-from dpml.stages.categories import CategoryFinder, places
+from dpml.stages.categories import CategoryFinder, key_of, places
 from dpml.stages.labels import LabelCounter
 
 ARRAYS = PrivateData.from_arrays(np.zeros((9, 2)), [0, 1, 0] * 3, norm_bound=1.0, classes=[0, 1], n_declared=9)
@@ -333,6 +333,20 @@ def test_a_record_gives_one_text_at_most() -> None:
     assert category_finder().counts(texts) == {"a": 1, "b": 3}
     assert category_finder().counts(texts[:0]) == {}
     assert category_finder().counts(pd.Series([1.0, 2.0, 1.0, math.nan])) == {"1": 2, "2": 1}
+
+
+def test_one_record_changes_one_key_however_the_column_is_kept(tmp_path: Path) -> None:
+    checks.check_one_record_changes_one_key(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("01234", "1234"), ("+5", "5"), ("2.50", "2.5"), ("1e3", "1000"), ("-0.0", "0"),
+     ("9007199254740993", "9007199254740992"), ("True",) * 2,
+     ("1_000",) * 2, ("nan",) * 2, ("Infinity", "inf"), ("0x10",) * 2, ("a1",) * 2, (None, None)],
+)  # fmt: skip
+def test_numbers_have_one_spelling(text: str | None, key: str | None) -> None:
+    assert key_of(text) == key
 
 
 def test_frequent_texts_are_found_and_rare_ones_are_not() -> None:

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from dpml.data import PrivateData, transform_array
 from dpml.data.cells import cell_number, is_missing, kept, kind_of, labels_of
 from dpml.data.transform import as_numbers
-from dpml.errors import ConfigError, invalid
+from dpml.errors import ConfigError, DataError, invalid
 from dpml.ranges import check_norm_bound
 from dpml.release import PrivateModel
 from dpml.results import Guarantee
@@ -115,9 +115,8 @@ class PrivateEstimator(BaseEstimator, ABC):
 
         Lists, and arrays and data frames of objects, are read cell by cell, never by numpy's common type.
         """
-        as_it_is = sparse.issparse(X) or kind_of(X) == "c"  # complex numbers: scikit-learn has its own message
         values = check_array(
-            X if as_it_is else as_numbers(X),
+            X if sparse.issparse(X) else readable(X),
             accept_sparse="csr" if self._takes_sparse else False,
             dtype=np.float64,
             ensure_all_finite=False,
@@ -290,3 +289,19 @@ def _label_array(classes: tuple[Any, ...]) -> np.ndarray:
     """The labels in their own type; texts beside numbers stay what they are."""
     kinds = {isinstance(label, str) for label in classes}
     return np.asarray(list(classes), dtype=object if len(kinds) > 1 else None)
+
+
+def readable(X: Any) -> np.ndarray:
+    """``X`` as an array of numbers of two dimensions or more, else :class:`~dpml.errors.DataError`.
+
+    scikit-learn refuses others, too, but shows their cells: records, in a message that lands in logs.
+    """
+    if kind_of(X) == "c":
+        raise DataError("Complex data not supported: X must hold real numbers.")
+    values = as_numbers(X)
+    if np.ndim(values) < 2:
+        raise DataError(
+            f"Expected 2D array, got {np.ndim(values)}D array instead. Reshape your data: array.reshape(-1, 1) for one "
+            "feature, array.reshape(1, -1) for one record."
+        )
+    return values

@@ -13,15 +13,13 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from dpml import accounting
 from dpml.accounting import DatasetLedger, Ledger
 from dpml.arguments import check_noise_source
-from dpml.data.cells import kind_of
-from dpml.data.transform import as_numbers
 from dpml.errors import ConfigError, invalid
 from dpml.mechanisms.answers import check_noise
 from dpml.mechanisms.noise import NoiseSource
 from dpml.ranges import LIMITS, RELATIONS, as_integer, is_count, is_number, is_within, one_of
 from dpml.results import Guarantee
 
-from .base import _refuse
+from .base import _refuse, readable
 from .kmeans_fits import private_centres
 from .kmeans_plan import METHODS, KMeansPlan, make_plan
 from .kmeans_sums import Box, declared_width, make_box, nearest, squared_distances, usable
@@ -221,8 +219,9 @@ class DPKMeans(ClusterMixin, TransformerMixin, BaseEstimator):
     # -- after training -------------------------------------------------------------------------------------------
     def _rows(self, X: Any, *, reset: bool) -> np.ndarray:
         """``X`` as float64 (n, d), lists and objects read cell by cell; names and number of features are checked."""
+        cells = X if hasattr(X, "toarray") else readable(X)
         values = check_array(
-            X if kind_of(X) == "c" or hasattr(X, "toarray") else as_numbers(X),
+            cells,
             dtype=np.float64,
             ensure_all_finite=False,
             estimator=self,

@@ -92,7 +92,12 @@ def make_box(bounds: Any, n_features: int, *, l1: bool) -> Box:
     half = high / 2 - low / 2
     if not (half > 0).all():
         place = int(np.flatnonzero(~(half > 0))[0])
-        raise invalid("bounds", (low[place], high[place]), f"{allowed} (feature {place})", "Leave out such a feature.")
+        raise invalid(
+            "bounds",
+            (float(low[place]), float(high[place])),
+            f"{allowed} (feature {place})",
+            "Leave out such a feature.",
+        )
     largest = float(half.max())
     parts = half / largest
     scale = largest * float(parts.sum() if l1 else math.sqrt(float((parts * parts).sum())))

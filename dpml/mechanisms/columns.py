@@ -49,16 +49,20 @@ class Columns:
         return self.__cells[name]
 
     def numbers(self, name: Name) -> NDArray[np.float64]:
-        """The column as float64; what is or spells no number (other text, None, a date) is NaN.  Shape (n,)."""
+        """The column as float64; what is or spells no number (other text, None, a date) is NaN, and ``"true"`` is 1.
+
+        Shape (n,).
+        """
         column = self.__cells[name]
         if column.dtype == np.float64:
             return column
-        return np.fromiter((_number(cell) for cell in column), dtype=np.float64, count=column.size)
+        return np.fromiter((spelled_number(cell) for cell in column), dtype=np.float64, count=column.size)
 
     def rows(self) -> Iterator[dict[Name, Any]]:
-        """The records, one dict each."""
-        for cells in zip(*(self.__cells[name].tolist() for name in self.names), strict=True):
-            yield dict(zip(self.names, cells, strict=True))
+        """The records, one dict each; a cell that is or spells a number is that number, however its column is kept."""
+        columns = (self.__cells[name].tolist() for name in self.names)
+        for cells in zip(*columns, strict=True):
+            yield dict(zip(self.names, map(as_read, cells), strict=True))
 
     def as_dict(self) -> dict[Name, NDArray[Any]]:
         """A new dict of copies of the columns, for functions that users give."""
@@ -147,35 +151,55 @@ def _objects(cells: list[Any]) -> NDArray[Any]:
 class Places:
     """Where a cell stands in a public list of texts, truth values and numbers: −1 for nowhere.
 
-    One cell that is no number makes a CSV reader keep a whole column as texts.  So that it changes nothing for the
-    others, a text stands where the number stands that it spells, and a number where the text stands that spells it.
+    One cell that is no number makes a CSV reader keep a whole column as texts, and one that is no truth value too.  So
+    that it changes nothing for the others, what is or spells a number counts as that number, on both sides: ``"01"``,
+    ``"1.0"``, 1 and ``"true"`` stand in one place, that of the first of them in the list.
     """
 
     def __init__(self, listed: Sequence[Any]) -> None:
-        self._places = {value: place for place, value in enumerate(listed)}
-        self._spelled: dict[Any, int] = {}
+        self._numbers: dict[float, int] = {}
+        self._texts: dict[Any, int] = {}
         for place, value in enumerate(listed):
-            if isinstance(value, str) and not math.isnan(number := _number(value)):
-                self._spelled.setdefault(number, place)
+            number = spelled_number(value)
+            if math.isnan(number):
+                self._texts.setdefault(value, place)
+            else:
+                self._numbers.setdefault(number, place)
 
     def of(self, cell: Any) -> int:
+        number = spelled_number(cell)
+        if not math.isnan(number):
+            return self._numbers.get(number, -1)
         try:
-            place = self._places.get(cell, -1)
-            if place < 0:
-                if isinstance(cell, str):
-                    return self._places.get(_number(cell), -1)
-                return self._spelled.get(cell, -1)
-            return place
-        except BaseException as error:  # a cell that cannot be compared
+            return self._texts.get(cell, -1) if isinstance(cell, str) else -1
+        except BaseException as error:  # a text of the user's own type that cannot be compared
             refuse_unless_a_records(error)
             return -1
 
 
-def _number(cell: Any) -> float:
-    """Text is read as the number that it spells: a column is kept as text where one cell of it spells none."""
-    if isinstance(cell, bytes | np.datetime64 | np.timedelta64) or (isinstance(cell, str) and "_" in cell):
+def as_read(cell: Any) -> Any:
+    """The number that a cell is or spells (a float), else the cell."""
+    number = spelled_number(cell)
+    return cell if math.isnan(number) else number
+
+
+_TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+"""Texts of which CSV readers make truth values, where a column holds no others."""
+
+
+def spelled_number(cell: Any) -> float:
+    """The number that a cell is or spells, NaN where it is none; never raises for what a cell holds.
+
+    A column is kept as text where one cell of it is no number (no truth value): the text of any other cell is read as
+    what it would have been without that one.
+    """
+    if isinstance(cell, bytes | np.ndarray | np.datetime64 | np.timedelta64 | np.complexfloating):
         return math.nan
     try:
+        if isinstance(cell, str):
+            if "_" in cell:  # Python reads 1_000, tables do not
+                return math.nan
+            return _TRUTH[text] if (text := cell.strip()) in _TRUTH else float(text)
         return float(cell)
     except BaseException as error:  # whatever a cell holds, it raises nothing here
         refuse_unless_a_records(error)

@@ -145,6 +145,10 @@ def bounded_counts(records: Iterable[Iterable[Hashable]], max_keys: int) -> dict
     tuples of them; 1, 1.0, ``True`` and NumPy's 1 are one key, which is returned as ``1`` whichever occurs first.  A
     key of another type, NaN or None is left out; a record that is no collection is its own only key.  The dict is not
     private.
+
+    Texts are keys as they are: ``"1"`` and 1 are two keys.  A CSV reader that guesses keeps all cells of a column as
+    texts where one record holds what is no number, and then this record changes all keys: tell it which
+    (``pandas.read_csv(…, dtype={"town": str})``).
     """
     most = check_count("max_keys", max_keys, 1)
     counts: dict[Hashable, int] = {}

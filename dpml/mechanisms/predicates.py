@@ -2,7 +2,8 @@
 
 ``Where("age", ">=", 18) & ~Where("town", "==", "a")``.  A condition on a missing cell (NaN, None) is false.  A Python
 function of one record (a dict) is taken as well; it is called record by record, so that it cannot compare records, and
-where it raises the record does not count.
+where it raises the record does not count.  What spells a number is that number everywhere: ``"01"``, ``"1.0"`` and 1
+are equal, ``"true"`` is 1 (:class:`~dpml.mechanisms.columns.Places` says why).
 """
 
 from __future__ import annotations
@@ -165,7 +166,11 @@ class _Not(Predicate):
 
 @dataclass(frozen=True)
 class RecordFunction(Predicate):
-    """A function of one record (a dict of cells) that says whether it counts; it must keep nothing between calls."""
+    """A function of one record (a dict of cells) that says whether it counts; it must keep nothing between calls.
+
+    It is handed floats for cells that are or spell numbers, also for ``"01"`` and ``"true"``: whether a column is kept
+    as numbers or as texts may depend on a single record.
+    """
 
     function: Callable[[Mapping[Name, Any]], Any]
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dpml.accounting.checks import ADD_REMOVE, check_list, check_number, check_relation, shown
 from dpml.errors import ConfigError, invalid
-from dpml.mechanisms.columns import Columns, Name, Places, as_columns
+from dpml.mechanisms.columns import Columns, Name, Places, as_columns, spelled_number
 from dpml.mechanisms.parts import Bounds, Interval, Part, check_bounds, counts, interval
 from dpml.mechanisms.predicates import Predicate, check_where, is_finite
 
@@ -291,7 +291,8 @@ class Histogram(Query):
 
     Args:
         column: its name.
-        categories: different texts, booleans or finite numbers; cells that hold something else are in no bucket.
+        categories: different texts, booleans or finite numbers; cells that hold something else are in no bucket.  A
+            text that spells a number (or ``"true"``) is that number, in the list as in the cells.
         edges: increasing finite numbers e₀ < … < e_k, instead of categories: buckets [e₀, e₁), …, [e_{k−1}, e_k];
             numbers beyond are clamped into the first and last one.
         where: records that count.
@@ -424,6 +425,14 @@ def _check_categories(categories: object) -> tuple[Any, ...]:
             raise invalid("categories", shown(value), "texts, booleans or finite numbers")
     if not values or len(set(values)) != len(values):
         raise invalid("categories", shown(values), "one or more different values (1, 1.0 and True are the same)")
+    numbers = [number for number in map(spelled_number, values) if not math.isnan(number)]
+    if len(set(numbers)) != len(numbers):  # a column of numbers cannot tell them apart, a column of texts would
+        raise invalid(
+            "categories",
+            shown(values),
+            "values that spell different numbers ('01', '1.0', 1 and 'true' are one)",
+            "Let texts that are no numbers begin with a letter.",
+        )
     return tuple(values)
 
 

@@ -9,6 +9,7 @@ that was not found; free places hold stand-ins that no cell is expected to match
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,8 @@ import numpy as np
 from dpml.accounting import Event
 from dpml.accounting.checks import REPLACE_ONE
 from dpml.data import CategoricalColumn
-from dpml.data.columns import OTHER, cell_text, stand_ins
+from dpml.data.cells import TRUTH, cell_number
+from dpml.data.columns import OTHER, cell_text, stand_ins, text_of
 from dpml.data.encoder import distinct_cells
 from dpml.mechanisms import NoiseSource, ThresholdedHistogram
 
@@ -60,13 +62,13 @@ class CategoryFinder:
         """In how many records each text occurs, of a column (n,) of cells; **private**.
 
         One key a record at most: none for an empty cell, or one that has no text of 1 to 200 characters, and none for
-        ``other`` where that is what invalid values become.
+        ``other`` where that is what invalid values become.  All spellings of a number are one key (:func:`key_of`).
         """
         found: dict[Hashable, int] = {}
         codes, uniques = distinct_cells(cells)
         sizes = np.bincount(codes[codes >= 0], minlength=len(uniques)).tolist()
         for cell, size in zip(uniques, sizes, strict=True):
-            text = cell_text(cell) if size else None
+            text = key_of(cell_text(cell)) if size else None
             if text and len(text) <= LONGEST and not (text == OTHER and self.column.on_invalid == OTHER):
                 found[text] = found.get(text, 0) + size
         return found
@@ -77,6 +79,17 @@ class CategoryFinder:
         assert self.column.most is not None
         largest = sorted(listed, key=lambda text: (-listed[text], text))[: self.column.most]
         return {"categories": sorted(largest), "threshold": self.mechanism.threshold, "listed": len(listed)}
+
+
+def key_of(text: str | None) -> str | None:
+    """The text itself, or one spelling for all texts of one number: ``"1234"`` of ``"01234"``, ``"1234.0"`` and 1234.
+
+    A table may keep a column as numbers, or as texts where one record holds what is no number (a Parquet file of a
+    writer that guesses): else this record would change every key.
+    """
+    if text is None or text in TRUTH or math.isnan(number := cell_number(text)):
+        return text
+    return text_of(number)  # a double: beyond 2^53 a missing cell would make one of a whole number, too
 
 
 def places(column: CategoricalColumn, found: list[str]) -> tuple[str, ...]:

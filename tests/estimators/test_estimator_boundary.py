@@ -276,3 +276,14 @@ def test_planted_diagnostics_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CustodianOnly, "__reduce__", lambda self: (CustodianOnly, (self._values,)))
     with pytest.raises(AssertionError):
         check_pickles_hold_no_diagnostics()
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_refused_table_is_not_shown_in_the_message(name: str) -> None:
+    """scikit-learn's own messages print the cells of complex tables and of those that are no table."""
+    secret = 0.123456789
+    model = getattr(est, name)(**{key: VALUES[key] for key in NEEDED[name]})
+    for bad in (np.full((3, 2), secret + 1j), np.full(3, secret), [secret, 0.5], pd.Series([secret]), np.array(secret)):
+        with pytest.raises(ValueError, match=r"Complex data not supported|Expected 2D array") as refusal:
+            model.fit(bad, np.arange(np.size(bad)) % 2)
+        assert "1234" not in str(refusal.value)

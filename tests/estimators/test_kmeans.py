@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,37 @@ def test_scikit_learn(estimator: Any, check: Callable[[Any], None], monkeypatch:
 
 
 # ------------------------------------------------------------------------------------------------------ interface
+
+
+def test_a_refused_table_is_not_shown_in_the_message() -> None:
+    """scikit-learn's own messages print the cells."""
+    secret = 0.123456789
+    model = DPKMeans(2, **DECLARED)
+    for bad in (
+        np.full((3, 2), secret + 1j),
+        np.full(4, secret),
+        [secret, 0.5],
+        pd.Series([secret]),
+        np.array(secret),
+        secret,
+    ):
+        with pytest.raises(ValueError) as refusal:
+            model.fit(bad)
+        assert "1234" not in str(refusal.value)
+        assert "Complex data not supported" in str(refusal.value) or "Expected 2D array" in str(refusal.value)
+
+
+def test_a_record_does_not_change_how_the_others_are_read() -> None:
+    """pandas keeps a column of truth values, or of numbers, as texts beside one cell that is none."""
+    for cells in ("true", "false"), ("TRUE", "False"), ("1", "0"), ("1.0", "0.00"):
+        alone = pd.DataFrame({"x": list(cells) * 2, "y": [0.5] * 4})
+        kept = pd.read_csv(io.StringIO(alone.to_csv(index=False)))
+        beside = pd.read_csv(io.StringIO(alone.to_csv(index=False) + "odd,0.5\n"))
+        assert kept["x"].dtype.kind in "bif"
+        assert beside["x"].dtype.kind not in "bif"
+        rows = [DPKMeans(2, **DECLARED)._rows(frame, reset=True) for frame in (kept, beside)]
+        assert rows[0].tolist() == rows[1][:4].tolist() == [[1.0, 0.5], [0.0, 0.5]] * 2
+        assert np.isnan(rows[1][4, 0])
 
 
 def test_public_face() -> None:

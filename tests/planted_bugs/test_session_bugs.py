@@ -15,13 +15,13 @@ import session_checks as checks
 
 from dpml.accounting.filters import PureFilter
 from dpml.errors import DpmlError
-from dpml.mechanisms import parts, queries, query_plan, session, session_ledger
+from dpml.mechanisms import columns, parts, predicates, queries, query_plan, session, session_ledger
 from dpml.mechanisms.answers import Answer
 from dpml.mechanisms.laplace import LaplaceMechanism
 from dpml.mechanisms.parts import Interval, Part
 from dpml.mechanisms.session_ledger import MARK, SessionLedger
 
-Check = Callable[[pytest.MonkeyPatch, Path], None]
+Check = Callable[[pytest.MonkeyPatch, Path], Any]
 
 CHECKS: dict[str, Check] = {
     "sensitivity": lambda patch, folder: checks.check_sensitivities_hold(),
@@ -34,6 +34,7 @@ CHECKS: dict[str, Check] = {
     "threads": lambda patch, folder: checks.check_two_threads_never_overspend(patch),
     "cost": lambda patch, folder: checks.check_no_question_costs_more_than_asked(),
     "forked": lambda patch, folder: checks.check_a_forked_memory_session_refuses(patch),
+    "read": lambda patch, folder: [checks.check_no_record_changes_how_others_are_read(name) for name in checks.READ],
 }
 
 
@@ -270,6 +271,32 @@ def _fork_goes_on_spending(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SessionLedger, "_opened", opened)
 
 
+def _truth_values_of_texts_not_read(patch: pytest.MonkeyPatch) -> None:
+    """As it once was: a column of truth values is lost beside one record that holds none."""
+    patch.setattr(columns, "_TRUTH", {})
+
+
+def _texts_looked_up_as_they_are(patch: pytest.MonkeyPatch) -> None:
+    """As it once was: an equal text first, and the number that it spells among listed numbers only."""
+
+    class Exact(columns.Places):
+        def __init__(self, listed: Any) -> None:
+            super().__init__(listed)
+            self._exact = {value: place for place, value in enumerate(listed)}
+
+        def of(self, cell: Any) -> int:
+            if isinstance(cell, str):
+                return self._exact.get(cell, self._exact.get(columns.spelled_number(cell), -1))
+            return super().of(cell)
+
+    for module in (queries, predicates):
+        patch.setattr(module, "Places", Exact)
+
+
+def _functions_see_how_a_column_is_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(columns, "as_read", lambda cell: cell)
+
+
 BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "sensitivity of a mean by the actual number of records": (_mean_by_the_actual_number, "sensitivity"),
     "replace_one with half the sensitivity": (_replace_one_taken_for_half, "sensitivity"),
@@ -295,6 +322,9 @@ BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "only the first part charged": (_only_the_first_part_charged, "cost"),
     "Gaussian parts share the noise of one": (_gaussian_parts_share_the_multiplier, "cost"),
     "a forked session in memory goes on spending": (_fork_goes_on_spending, "forked"),
+    "texts of truth values not read": (_truth_values_of_texts_not_read, "read"),
+    "texts looked up as they are": (_texts_looked_up_as_they_are, "read"),
+    "functions see how a column is kept": (_functions_see_how_a_column_is_kept, "read"),
 }
 
 

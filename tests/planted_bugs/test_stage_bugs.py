@@ -278,6 +278,11 @@ def a_record_gives_its_text_many_times(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CategoryFinder, "counts", lambda self, cells: {k: 100 * n for k, n in real(self, cells).items()})
 
 
+def texts_are_keys_as_they_are(patch: pytest.MonkeyPatch) -> None:
+    """As it once was: a column of numbers that one record turns into texts has other keys."""
+    patch.setattr("dpml.stages.categories.key_of", lambda text: text)
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Path], None]]] = [
     (stage_is_not_charged, checks.check_every_stage_is_charged_before_it_draws),
     (stage_is_charged_after_it_drew, checks.check_every_stage_is_charged_before_it_draws),
@@ -300,6 +305,7 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Path], None]]] 
     (what_is_charged_is_not_compared, check_a_lost_charge_stops_the_release),
     (threshold_without_its_mass, check_a_text_of_one_record_is_not_listed),
     (a_record_gives_its_text_many_times, check_a_text_of_one_record_is_not_listed),
+    (texts_are_keys_as_they_are, checks.check_one_record_changes_one_key),
 ]
 
 
