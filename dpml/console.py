@@ -89,15 +89,17 @@ def _with_interval(result: RunResult, name: str) -> str:
 
 def result_table(result: RunResult) -> Table:
     """What a person wants to know at the end."""
+    from dpml.report.formats import upper
+
     guarantee, plan = result.guarantee, result.plan
     others = [
-        f"{name} {series[-1]:.4g}"
+        f"{name} {upper(series[-1])}"
         for name, series in (("RDP", result.trajectory.rdp), ("zCDP", result.trajectory.zcdp))
         if series
     ]
     rows = [
-        ("ε", f"{guarantee.epsilon:.6g}" + (f"   (by {', by '.join(others)})" if others else "")),
-        ("δ", f"{guarantee.delta:.3g}"),
+        ("ε", upper(guarantee.epsilon, 6) + (f"   (by {', by '.join(others)})" if others else "")),
+        ("δ", upper(guarantee.delta)),
         ("relation", f"{guarantee.neighboring_relation}, unit: one {guarantee.unit}"),
         (
             "accountant",
@@ -117,7 +119,12 @@ def result_table(result: RunResult) -> Table:
     elif "metrics" in result.stages:
         rows.append(("metrics", str(result.stages["metrics"]["how"])))
     else:
-        rows.append(("metrics", "not published: no public test set (see private/diagnostics.json)"))
+        rows.append(
+            (
+                "metrics",
+                "not published: no public test set (with a private hold-out, privacy.shares.metrics=0.1 pays for some)",
+            )
+        )
     if plan.method != "nonprivate":
         guide = plan.guidance
         verdict = "enough" if guide["enough"] else f"too small by ×{guide['factor']:.3g}"

@@ -144,9 +144,11 @@ def _console(quiet: bool) -> Console:
 
 
 def _in_a_line(result: RunResult) -> str:
-    """Method, ε and the metric that the result shows, if it shows one."""
-    shown = [f"{name} {result.metrics[name]:.4f}" for name in ("accuracy", "r2") if name in result.metrics][:1]
-    return ", ".join([result.plan.method, f"ε = {result.guarantee.epsilon:.4g}", *shown])
+    """Method, ε (rounded up) and the metric that the result shows, if it shows one."""
+    from dpml.report.formats import upper
+
+    shown = [f"{name} {result.metrics[name]:.4f}" for name in ("accuracy", "r2", "mae") if name in result.metrics][:1]
+    return ", ".join([result.plan.method, f"ε = {upper(result.guarantee.epsilon)}", *shown])
 
 
 def _refuse_used_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,6 +168,7 @@ def say_worker_lost() -> None:
 
 # -- Ray --------------------------------------------------------------------------------------------------------------
 def _ray() -> Any:
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read at import: lines of jobs look alike, and each one counts
     try:
         import ray
     except ImportError as error:
@@ -187,23 +189,36 @@ def _with_ray(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], optio
     try:
         wanted = {"num_cpus": options.get("num_cpus", 1), "num_gpus": options.get("num_gpus", 0)}
         remote = ray.remote(max_retries=0, **wanted)(_in_ray)
-        return [_got(ray, one) for one in [remote.remote(call, arguments) for call, arguments in calls]]
+        places = {remote.remote(call, arguments): place for place, (call, arguments) in enumerate(calls)}
+        found: list[Any] = [None] * len(calls)
+        while places:
+            for one in ray.wait(list(places), num_returns=1)[0]:
+                found[places.pop(one)] = _got(ray, one)
+        return found
     finally:
         if mine:
             ray.shutdown()
 
 
-def _in_ray(call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _in_ray(call: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, list[tuple[str, int]]]:
+    """In a worker: what ``call`` gave, and the lines that it said.
+
+    Ray's own way from a worker's output to the driver's loses lines: those that look alike, and the last ones.
+    """
     workers.lend()
-    return call(*arguments)
+    with workers.keeping() as lines:
+        return call(*arguments), lines
 
 
 def _got(ray: Any, reference: Any) -> Any:
     try:
-        return ray.get(reference)
+        found, lines = ray.get(reference)
     except ray.exceptions.RayError as error:
         print(f"error: a job was lost: {type(error).__name__}", file=sys.stderr)
         return error
+    for line, handle in lines:
+        workers.say(line, handle)
+    return found
 
 
 class RayLauncher(Launcher):

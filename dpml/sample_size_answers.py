@@ -75,8 +75,11 @@ def solve_all(
         known = dict(zip((key for key in NAMES if key != name), values, strict=True))
         out.rows.append(Row(known, solve_one(name, known, setting, confidence)))
     if len(out.rows) == 1 and all(out.rows[0].cells[key].value is None for key in (RULE, *METHODS)):
-        reasons = dict.fromkeys(out.rows[0].cells[key].why.rstrip(".") for key in ("objective", *METHODS, RULE))
-        raise AccountingError(f"no {name} reaches this: {'; '.join(reasons)}.")
+        reasons: dict[str, list[str]] = {}
+        for key in dict.fromkeys(("objective", *METHODS, RULE)):
+            reasons.setdefault(out.rows[0].cells[key].why.rstrip("."), []).append(key)
+        said = [why + (f" ({', '.join(keys)})" if len(reasons) > 1 else "") for why, keys in reasons.items()]
+        raise AccountingError(f"no {name} reaches this: {'; '.join(said)}.")
     return out
 
 

@@ -30,6 +30,7 @@ _parent: int | None = None
 _root: Path | None = None
 _asked: object = None
 _busy = False
+_kept: list[tuple[str, int]] | None = None
 
 
 @contextlib.contextmanager
@@ -57,7 +58,26 @@ def is_worker() -> bool:
 
 def say(line: str, handle: int = 1) -> None:
     """One line to the terminal in one piece (``print`` may write the line end apart, and another job's in between)."""
-    os.write(handle, f"{line}\n".encode())
+    if _kept is None:
+        os.write(handle, f"{line}\n".encode())
+    else:
+        _kept.append((line, handle))
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[list[tuple[str, int]]]:
+    """What is said inside is kept in the list, with its handle, for whoever can say it; said at once after a fault."""
+    global _kept
+    before, _kept = _kept, []
+    lines = _kept
+    try:
+        yield lines
+    except BaseException:
+        for line, handle in lines:
+            os.write(handle, f"{line}\n".encode())
+        raise
+    finally:
+        _kept = before
 
 
 @contextlib.contextmanager

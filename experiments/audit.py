@@ -5,6 +5,8 @@
 2. Planted bugs of the engine, found by the audit alone at 99.9 % confidence.
 3. The same for other methods: output and objective perturbation, gradient descent, AdaSSP, the Laplace mechanism; and
    what audits of this kind cannot see.
+4. What else was tried: planted bugs, mutants, fuzzed inputs, faults survived, each with the command that repeats it
+   (``--tried`` alone prints only this; ``--fuzz`` searches anew before).
 
 Noise and coins are secret, so no two runs of this script give the same numbers.
 """
@@ -12,6 +14,9 @@ Noise and coins are secret, so no two runs of this script give the same numbers.
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +28,8 @@ from dpml.audit.__main__ import Finding, Settings, run_audit
 from dpml.results import dumps
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
+COUNTS = Path(__file__).with_name("results") / "fuzz_counts.json"
+UNKNOWN = "not run here yet"
 DELTA, BUG_DELTA = 1e-5, 1e-3  # the larger one needs fewer runs
 
 UNSEEN = (
@@ -57,6 +64,7 @@ def correct_rows(runs: int) -> list[tuple[str, float, Finding]]:
     for epsilon in (1.0, 4.0, 10.0):
         for words, wanted, settings in (
             (f"two worlds, {runs:,} runs each", 0.5, Settings(runs=2 * runs)),
+            (f"two worlds, {runs // 2:,} runs each", 0.0, Settings(runs=runs)),
             (f"two worlds, {5 * runs:,} runs each", 0.5, Settings(runs=min(10 * runs, 2**20))),
             (f"the same, {runs:,}, Gaussian ASSUMED", 0.8, Settings(runs=2 * runs, analysis="gaussian")),
         ):
@@ -101,13 +109,59 @@ def run_rows() -> list[tuple[str, int, AuditResult]]:
     return rows
 
 
+def tried(counts: Path) -> list[tuple[str, str, str]]:
+    """(what, how much, the command that repeats it): from what these commands left, and the table of planted bugs."""
+    listed = printed_by("-m", "tests.planted_bugs.table")
+    score = [line for line in printed_by("experiments/mutants.py", "--report") if line.startswith("all: ")]
+    rows = [
+        ("in the table", next(line for line in listed if " planted bugs: " in line), "-m tests.planted_bugs.table"),
+        ("mutants", score[-1].removeprefix("all: ") if score else UNKNOWN, "experiments/mutants.py"),
+    ]
+    found = json.loads(counts.read_text("utf-8")) if counts.is_file() else {}
+    fuzz = f"{found['inputs']:,} inputs tried in {found['searches']} searches" if found else UNKNOWN
+    faults = f"{found['disk']:,} failures of the disk, {found['kills']:,} kills" if found else UNKNOWN
+    failed = f"; tests that failed: {found['failed']}" if found else ""
+    command = found.get("command", "-m pytest -m slow tests/fuzz")
+    rows.append(("fuzz", fuzz + failed, command))
+    rows.append(("faults survived", faults + failed, command))
+    return rows
+
+
+def printed_by(*command: str) -> list[str]:
+    """Lines of standard output."""
+    done = subprocess.run([sys.executable, *command], cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()
+
+
+def print_tried(counts: Path) -> None:
+    print("\nWhat else was tried, by the last run of each command:")
+    for what, found, command in tried(counts):
+        print(f"  {what}: {found}\n      again: python {command}")
+
+
+def fuzz_anew(counts: Path) -> None:
+    """The nightly searches, with their own output; the counts go to ``counts``."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "tests/fuzz"]
+    subprocess.run(
+        command, cwd=TESTS.parent, env={**os.environ, "DPML_FUZZ_COUNTS": str(counts.absolute())}, check=False
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; 0 when all that is wanted was reached."""
     parser = argparse.ArgumentParser(prog="python experiments/audit.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=100_000, help="two-world runs in each world (default 100000)")
     parser.add_argument("--bug-runs", type=int, default=200_000, help="of each planted bug, both worlds (200000)")
     parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--tried", action="store_true", help="only the last table: what else was tried")
+    parser.add_argument("--fuzz", action="store_true", help="the nightly fuzz first (half an hour)")
+    parser.add_argument("--counts", type=Path, default=COUNTS, help="what the nightly fuzz counted")
     options = parser.parse_args(arguments)
+    if options.fuzz:
+        fuzz_anew(options.counts)
+    if options.tried:
+        print_tried(options.counts)
+        return 0
     started = time.perf_counter()
     good = True
     print(f"A correct DP-SGD run, delta = {DELTA:g}, white-box, 95 % confidence\n")
@@ -140,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\nWhat such audits cannot see:")
     for line in UNSEEN:
         print(f"  - {line}")
+    print_tried(options.counts)
     print(f"\n{time.perf_counter() - started:.0f} s")
     if options.json:
         options.json.write_text(

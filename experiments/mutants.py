@@ -1,13 +1,19 @@
 """Mutation testing of the five most critical files: does some test notice when one operator or constant is changed?
 
-    python experiments/mutants.py                     # 200 seeded mutants; killed ones, survivors with their lines
+    python experiments/mutants.py                     # 200 seeded mutants; the score, survivors with their lines
+    python experiments/mutants.py --report            # score and counts of the outcomes that are kept; runs nothing
     python experiments/mutants.py --number 20 --files dpml/mechanisms/lattice.py
     python experiments/mutants.py --list
 
 A mutant changes one thing: a comparison, an arithmetic operator, ``and``/``or``, a ``not`` or minus that is dropped, a
 constant by one (or doubled, or flipped), a call for its effect that is left out.  It runs in a copy of the working tree
-against the tests that :data:`TESTS` maps to its file, the fastest first, until one fails.  Outcomes are kept by mutant
-and source in ``--output``, so that a run that was stopped goes on, and mutants of changed files run again.
+against the tests that :data:`TESTS` maps to its file until one fails (:mod:`mutants_runner`).  Survivors that change
+nothing that matters are argued one by one in :data:`mutants_argued.ARGUED`.  They count as survivors all the same;
+since nothing but a passing run of all tests is expected of them, they are run with ``--argued`` only.
+
+Outcomes are kept in ``--output``, so that a run that was stopped goes on, and a nightly run does what has changed: the
+outcome of a killed mutant holds as long as its source and the file of the test that killed it stay the same, that of a
+survivor as long as its source and all its tests do.
 
 Why not mutmut or cosmic-ray: mutmut 3 runs the whole suite once to learn which test meets which function, puts a
 trampoline around every function (tests here compare functions and read sources), and has no seeded sample;
@@ -20,17 +26,20 @@ import argparse
 import ast
 import copy
 import hashlib
+import importlib.util
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from mutants_argued import ARGUED
+from mutants_runner import Outcome, Runner
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS: dict[str, tuple[str, ...]] = {
@@ -44,19 +53,24 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/fuzz/test_fuzz_ledger.py", "tests/accounting/test_ledger.py",
     ),
     "dpml/accounting/exact.py": (
+        "tests/accounting/test_mutant_survivors_exact.py",
         "tests/accounting/test_mutant_limits.py", "tests/accounting/test_certified.py",
         "tests/planted_bugs/test_accountant_bugs.py",
         "tests/accounting/test_reference_tables.py", "tests/accounting/test_exact.py",
     ),
     "dpml/sgd/engine.py": (
-        "tests/sgd/test_engine_limits.py", "tests/sgd/test_engine.py", "tests/planted_bugs/test_sgd_bugs.py",
+        "tests/sgd/test_engine_limits.py", "tests/sgd/test_mutant_survivors_engine.py", "tests/sgd/test_engine.py",
+        "tests/planted_bugs/test_sgd_bugs.py",
         "tests/sgd/test_states.py", "tests/sgd/test_optimizers.py",
     ),
     "dpml/sgd/clipping.py": (
-        "tests/sgd/test_batch_limits.py", "tests/sgd/test_gradient_traps.py", "tests/sgd/test_clipped_gradient.py",
+        "tests/sgd/test_mutant_survivors_clipping.py", "tests/sgd/test_mutant_survivors_clipper.py",
+        "tests/sgd/test_mutant_survivors_factors.py", "tests/sgd/test_gradient_traps.py",
+        "tests/sgd/test_few_records.py", "tests/sgd/test_clipped_gradient.py",
         "tests/planted_bugs/test_sgd_bugs.py", "tests/sgd/test_one_backward.py",
     ),
 }  # fmt: skip
+OUTPUT = ROOT / "experiments" / "results" / "mutants.jsonl"
 COPIED = ("dpml", "configs", "tests", "pyproject.toml", "README.md", "docs", "experiments")
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -64,8 +78,6 @@ SWAPS: dict[type, type] = {
     ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
     ast.And: ast.Or, ast.Or: ast.And, ast.MatMult: ast.Mult,
 }  # fmt: skip
-LIMIT = 300.0
-"""Seconds for one test file; a mutant that hangs is killed."""
 
 
 @dataclass(frozen=True)
@@ -174,85 +186,102 @@ def copied_tree(folder: Path) -> Path:
     return folder
 
 
-def tests_fail(folder: Path, files: tuple[str, ...]) -> str | None:
-    """The first of the test files that fails, hangs or cannot be collected in ``folder``."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    for file in files:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file]
-        try:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=LIMIT, check=False)
-        except subprocess.TimeoutExpired:
-            return f"{file} (hangs)"
-        if done.returncode:
-            return file
-    return None
+def digest(file: str, killer: str) -> str:
+    """Of a source and of the tests that its mutant's outcome rests on: the killer's file, or all of them."""
+    alone = killer.partition("::")[0]
+    tests = (alone,) if alone in TESTS[file] else TESTS[file]
+    return hashlib.sha256(b"\0".join((ROOT / name).read_bytes() for name in (file, *tests))).hexdigest()[:16]
 
 
-def digest(file: str) -> str:
-    """Of a source and its tests: an outcome holds as long as neither changes."""
-    parts = [(ROOT / name).read_bytes() for name in (file, *TESTS[file])]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def known(path: Path) -> dict[str, dict[str, str]]:
+def known(path: Path) -> dict[str, dict[str, Any]]:
     """Outcomes of earlier runs that still hold; a torn last line is left out."""
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for text in path.read_text("utf-8").splitlines() if path.exists() else []:
         try:
             entry = json.loads(text)
         except ValueError:
             continue
-        if entry["file"] in TESTS and entry["digest"] == digest(entry["file"]):
+        if entry["file"] in TESTS and entry["digest"] == digest(entry["file"], entry["killed_by"]):
             found[entry["name"]] = entry
     return found
 
 
-def run(drawn: list[Mutant], output: Path) -> dict[str, dict[str, str]]:
-    """Run the mutants that have no outcome yet; the whole code is run first and must pass."""
+def order(mutant: Mutant, whole: Outcome) -> list[str]:
+    """Tests that ran the changed line (or the last one before it that runs), the fast ones first; then the others."""
+    met = set().union(*whole.lines.values())
+    line = max((line for line in met if line <= mutant.line), default=0)
+    return sorted(whole.seconds, key=lambda test: (line not in whole.lines[test], whole.seconds[test]))
+
+
+def put(path: Path, source: bytes) -> None:
+    """Write a source and let go of its compiled form, which is told by size and second of the source only."""
+    path.write_bytes(source)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def run(drawn: list[Mutant], output: Path, argued: bool) -> dict[str, dict[str, Any]]:
+    """Run the mutants that have no outcome yet (the argued ones if asked); first the whole code, which must pass."""
     outcomes = known(output)
-    missing = [mutant for mutant in drawn if mutant.name not in outcomes]
-    green: set[str] = set()
+    missing = [m for m in drawn if m.name not in outcomes and (argued or not argument(m))]
+    green: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as place, output.open("a", encoding="utf-8") as log:
-        folder = copied_tree(Path(place))
+        folder = copied_tree(Path(place)) if missing else Path(place)
+        runner = Runner(folder) if missing else None
         for number, mutant in enumerate(missing, start=1):
-            whole = (folder / mutant.file).read_bytes()
+            assert runner is not None
             if mutant.file not in green:
-                failed = tests_fail(folder, TESTS[mutant.file])
-                if failed:
+                green[mutant.file] = runner.run(TESTS[mutant.file], watched=mutant.file)
+                if failed := green[mutant.file].failed:
                     raise SystemExit(f"error: {failed} fails without any mutant: nothing can be said of {mutant.file}")
-                green.add(mutant.file)
+            whole = (folder / mutant.file).read_bytes()
             started = time.monotonic()
-            (folder / mutant.file).write_text(source_of(mutant), "utf-8")
+            put(folder / mutant.file, source_of(mutant).encode())
             try:
-                killer = tests_fail(folder, TESTS[mutant.file])
+                killer = runner.run(TESTS[mutant.file], order(mutant, green[mutant.file])).failed or ""
             finally:
-                (folder / mutant.file).write_bytes(whole)
-            entry = {"name": mutant.name, "file": mutant.file, "what": mutant.what, "digest": digest(mutant.file),
-                     "killed_by": killer or ""}  # fmt: skip
+                put(folder / mutant.file, whole)
+            spent = time.monotonic() - started
+            entry = {"name": mutant.name, "file": mutant.file, "what": mutant.what, "killed_by": killer,
+                     "digest": digest(mutant.file, killer), "seconds": round(spent, 1)}  # fmt: skip
             outcomes[mutant.name] = entry
             log.write(json.dumps(entry) + "\n")
             log.flush()
             verdict = f"killed by {killer}" if killer else "SURVIVED"
-            spent = time.monotonic() - started
             print(f"{number}/{len(missing)} {mutant.name} {mutant.what}: {verdict} ({spent:.0f} s)", flush=True)
     return outcomes
 
 
-def report(drawn: list[Mutant], outcomes: dict[str, dict[str, str]]) -> str:
-    """Score a file, then each survivor with its line."""
-    rows = []
-    for file in dict.fromkeys(mutant.file for mutant in drawn):
-        own = [outcomes[mutant.name] for mutant in drawn if mutant.file == file]
-        killed = sum(bool(entry["killed_by"]) for entry in own)
-        rows.append(f"{file}: {killed} of {len(own)} killed ({100 * killed / len(own):.0f} %)")
-    killed = sum(bool(outcomes[mutant.name]["killed_by"]) for mutant in drawn)
-    rows.append(f"all: {killed} of {len(drawn)} killed ({100 * killed / max(len(drawn), 1):.1f} %)")
+def report(drawn: list[Mutant], outcomes: dict[str, dict[str, Any]]) -> str:
+    """The score of each file and of all, then each survivor with its line and what is said of it."""
+    rows, details = [], []
+    killed = {mutant.name for mutant in drawn if outcomes.get(mutant.name, {}).get("killed_by")}
+    for file in (*dict.fromkeys(mutant.file for mutant in drawn), "all"):
+        own = [mutant for mutant in drawn if file in ("all", mutant.file)]
+        ran = sum(mutant.name in outcomes for mutant in own)
+        left = [mutant for mutant in own if mutant.name not in killed and (mutant.name in outcomes or argument(mutant))]
+        good = sum(mutant.name in killed for mutant in own)
+        share = f"{100 * good / (good + len(left)):.1f} %" if good + len(left) else "-"
+        rows.append(
+            f"{file}: {good} of {good + len(left)} mutants killed ({share}); {len(left)} survivors, "
+            f"{sum(bool(argument(mutant)) for mutant in left)} of them argued to be harmless; "
+            f"{len(own)} drawn, {ran} run, {len(own) - good - len(left)} not looked at"
+        )
     for mutant in drawn:
-        if not outcomes[mutant.name]["killed_by"]:
-            line = (ROOT / mutant.file).read_text("utf-8").splitlines()[mutant.line - 1].strip()
-            rows.append(f"survivor {mutant.file}:{mutant.line} ({mutant.what}): {line}")
-    return "\n".join(rows)
+        said = argument(mutant)
+        if mutant.name not in killed and (said or mutant.name in outcomes):
+            run = "" if mutant.name in outcomes else ", not run"
+            details.append(f"survivor{run} {mutant.file}:{mutant.line} ({mutant.what}): {line_of(mutant)}")
+            details.append(f"    {said or 'NOT ARGUED'}")
+    return "\n".join(rows + details)
+
+
+def line_of(mutant: Mutant) -> str:
+    return (ROOT / mutant.file).read_text("utf-8").splitlines()[mutant.line - 1].strip()
+
+
+def argument(mutant: Mutant) -> str:
+    """Why it may survive, or nothing."""
+    return ARGUED.get((mutant.file, line_of(mutant), mutant.what), "")
 
 
 def main() -> int:
@@ -261,17 +290,21 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=200, help="mutants in all (200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--files", nargs="*", default=list(TESTS), choices=list(TESTS))
-    parser.add_argument("--output", type=Path, default=Path("mutants.jsonl"), help="outcomes; an earlier run goes on")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="outcomes; an earlier run goes on")
     parser.add_argument("--score", type=float, default=0.9, help="share that must be killed (0.9)")
     parser.add_argument("--list", action="store_true", help="only show which mutants are drawn")
+    parser.add_argument(
+        "--argued", action="store_true", help="run the argued ones, too; otherwise they count as survivors"
+    )
+    parser.add_argument("--report", action="store_true", help="only show the outcomes that are kept and still hold")
     asked = parser.parse_args()
     drawn = sample(asked.files, asked.number, asked.seed)
     if asked.list:
         print("\n".join(f"{mutant.name} {mutant.what}" for mutant in drawn))
         return 0
-    outcomes = run(drawn, asked.output)
+    outcomes = known(asked.output) if asked.report else run(drawn, asked.output, asked.argued)
     print(report(drawn, outcomes))
-    killed = sum(bool(outcomes[mutant.name]["killed_by"]) for mutant in drawn)
+    killed = sum(bool(outcomes[mutant.name]["killed_by"]) for mutant in drawn if mutant.name in outcomes)
     return 0 if killed >= asked.score * len(drawn) else 1
 
 

@@ -6,14 +6,17 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
 from dpml import audit
+from dpml.audit import __main__ as command
 from dpml.audit import refits  # noqa: F401 (it must be there before anything is patched)
 from dpml.mechanisms import FixedNoise
+from dpml.sgd import engine  # noqa: F401 (likewise)
 
 AUDITS = 1000
 MOST = 85  # of 1,000 audits at 95 %: P(Binomial(1000, 0.05) > 85) = 1.2e-6
@@ -239,6 +242,14 @@ def check_one_run_allows_leaks_of_probability_delta() -> None:
     assert one_run_exceedances("leaky", "binomial") <= MOST
 
 
+def check_ties_are_broken_by_lot() -> None:
+    """Equal scores of canaries that are listed in the order of their coins say nothing (a lot helps once in 10^10)."""
+    included = np.arange(200) >= 100
+    for coins in (included, ~included):
+        found = audit.audit_one_run(np.zeros(200), coins, delta=0.0, guesses=(50, 50), confidence=1 - 1e-10)
+        assert found.epsilon_lower == 0
+
+
 def check_guesses_are_the_extreme_scores() -> None:
     scores = np.array([0.3, -2.0, 5.0, 1.0, -0.5, 0.0])
     assert audit.guess(scores, 2, 1).tolist() == [0, -1, 1, 1, 0, 0]
@@ -254,6 +265,105 @@ def check_guesses_are_the_extreme_scores() -> None:
         "correct": 1,
         "attempts": 1,
     }
+
+
+# ------------------------------------------------------------------------------------------- guesses about two worlds
+
+
+def check_guess_bound_by_hand() -> None:
+    """1,000 runs: 300 guesses "in" and 100 "out", of which 240 and 90 are right; both limits from scipy."""
+    scores = np.repeat([2.0, 0.0, -2.0], [300, 600, 100])
+    included = np.concatenate([np.arange(300) < 240, np.arange(600) % 2 == 0, np.arange(100) >= 90])
+    for delta, cuts, guesses, right, sides in (
+        (0.0, (-1.0, 1.0), 400, 330, 2),
+        (0.01, (-1.0, 1.0), 400, 330, 2),
+        (0.01, (-math.inf, 1.0), 300, 240, 1),
+        (0.01, (-1.0, math.inf), 100, 90, 1),
+    ):
+        found = audit.guess_worlds(scores, included, cuts, delta=delta)
+        assert (found.counts["guesses"], found.counts["correct"]) == (guesses, right)
+        level = 0.05 if delta == 0 else 0.95 * 0.05
+        p = stats.binomtest(right, guesses).proportion_ci(1 - 2 * level, "exact").low
+        g = stats.binomtest(guesses, 1000).proportion_ci(1 - 2 * 0.05 * 0.05, "exact").low
+        expected = math.log((p - sides * delta / (2 * g)) / (1 - p))
+        assert math.isclose(found.epsilon_lower, expected, rel_tol=1e-6)
+
+
+def guess_exceedances(
+    mechanism: Callable[[np.random.Generator, int, int], np.ndarray],
+    truth: float,
+    cuts: tuple[float, float],
+    *,
+    runs: int,
+    delta: float,
+) -> int:
+    """How many of 1,000 audits by guesses state more than ``truth``."""
+    rng = np.random.default_rng(13)
+    above = 0
+    for _ in range(AUDITS):
+        included = rng.random(runs) < 0.5
+        scores = np.where(included, mechanism(rng, 1, runs), mechanism(rng, 0, runs))
+        above += audit.guess_worlds(scores, included, cuts, delta=delta).epsilon_lower > truth
+    return above
+
+
+def both_ways(delta: float) -> Callable[[np.random.Generator, int, int], np.ndarray]:
+    """0, but 1 or −1, which says the world, with probability δ: (0, δ)-private and not better."""
+    return lambda rng, world, count: (2 * world - 1) * (rng.random(count) < delta).astype(float)
+
+
+def check_guesses_allow_leaks_of_probability_delta() -> None:
+    assert guess_exceedances(both_ways(LEAK), 0.0, (-1.0, 1.0), runs=4000, delta=LEAK) <= MOST
+    assert guess_exceedances(leaky(LEAK), 0.0, (-math.inf, 1.0), runs=4000, delta=LEAK) <= MOST
+
+
+def check_useless_guesses_prove_nothing() -> None:
+    assert guess_exceedances(useless, 0.0, (-0.5, 0.5), runs=400, delta=0.0) <= MOST
+
+
+def check_two_bounds_share_the_confidence() -> None:
+    """The planned and the searched bound of the command fail together with at most 1 − confidence."""
+    levels = []
+
+    def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            levels.append(1 - named["confidence"])
+            return real(*arguments, **named)
+
+        return call
+
+    settings = command.checked(command.Settings(epsilon=2.0, runs=2000, steps=1, confidence=0.99))
+    plan = command.plan_of(settings, 2000)
+    rng = np.random.default_rng(3)
+    included = rng.random(2000) < 0.5
+    scored = command.scores_of(rng.normal(included[:, None], plan.noise_multiplier), plan, settings)
+    with (
+        mock.patch.object(audit, "guess_worlds", noted(audit.guess_worlds)),
+        mock.patch.object(audit, "distinguish_scores", noted(audit.distinguish_scores)),
+    ):
+        _, found = command.two_world(scored, included, plan, settings)
+    assert found.confidence == 0.99
+    assert math.isclose(levels[0] + levels[-1], 0.01, rel_tol=1e-9)  # those between choose the score
+    assert min(levels[0], levels[-1]) > 0.001
+
+
+def check_cuts_do_not_see_the_runs() -> None:
+    """Other runs, the same cuts."""
+    settings = command.checked(command.Settings(epsilon=2.0, runs=2000, steps=1))
+    plan = command.plan_of(settings, 2000)
+    rng, cuts = np.random.default_rng(3), []
+    real = audit.guess_worlds
+
+    def noted(scores: Any, included: Any, given: Any, **named: Any) -> Any:
+        cuts.append(given)
+        return real(scores, included, given, **named)
+
+    for _ in range(2):
+        included = rng.random(2000) < 0.5
+        scored = command.scores_of(rng.normal(3.0 * included[:, None], 1.0), plan, settings)
+        with mock.patch.object(audit, "guess_worlds", noted):
+            command.two_world(scored, included, plan, settings)
+    assert cuts[0] == cuts[1]
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,15 @@ HANG = 120.0
 """Seconds for one input.  No measurement: what takes that long does not end."""
 
 
+TRIED: Counter[str] = Counter()
+"""What the current test tried; printed by ``tests/fuzz/conftest.py``."""
+
+
+def survived(kind: str) -> None:
+    """One fault more that did no harm; ``kind`` is ``"disk"`` or ``"kills"``."""
+    TRIED[kind] += 1
+
+
 def examples(quick: int, nightly: int = NIGHTLY) -> Any:
     """Parametrise a test by the number of inputs: few in every run, many in the nightly one."""
     return pytest.mark.parametrize("inputs", [quick, pytest.param(nightly, marks=pytest.mark.slow)])
@@ -31,6 +41,7 @@ def search(inputs: int, body: Callable[..., None], *strategies: st.SearchStrateg
     """Run ``body`` on so many inputs; the smallest one that fails is shown."""
 
     def guarded(drawn: tuple[Any, ...]) -> None:
+        TRIED["inputs"] += 1
         with must_end():
             body(*drawn)
 

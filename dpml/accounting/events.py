@@ -471,7 +471,8 @@ def _from_json(data: Any, depth: int) -> Event:
     names = _fields(kind)
     unknown = sorted(str(key) for key in data if key not in (*names, "type"))
     if unknown:
-        raise ConfigError(f"event {kind.type!r} has unknown keys {unknown}; allowed are {list(names)}.")
+        named = ", ".join(str(shown(key)) for key in unknown[:10]) + (", …" if len(unknown) > 10 else "")
+        raise ConfigError(f"event {kind.type!r} has unknown keys {named}; allowed are {list(names)}.")
     optional = {item.name for item in fields(kind) if item.default is not MISSING}
     missing = [key for key in names if key not in data and key not in optional]
     if missing:

@@ -19,6 +19,7 @@ from dpml.audit.canaries import (
     white_box_scores,
 )
 from dpml.audit.distinguishing import distinguish, distinguish_scores, one_by_one
+from dpml.audit.guessing import guess_worlds, planned_cuts
 from dpml.audit.one_run import (
     audit_one_run,
     correct_guesses,
@@ -45,6 +46,7 @@ __all__ = [
     "gaussian_inverse",
     "gradient_canaries",
     "guess",
+    "guess_worlds",
     "input_canaries",
     "likelihood_scores",
     "mislabelled",
@@ -52,6 +54,7 @@ __all__ = [
     "one_by_one",
     "one_run_epsilon",
     "one_run_p_value",
+    "planned_cuts",
     "projections",
     "upper_limit",
     "white_box_scores",

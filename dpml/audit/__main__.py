@@ -30,6 +30,7 @@ from dpml import audit
 from dpml.accounting import api
 from dpml.accounting.checks import check_count, check_number, check_one_of
 from dpml.accounting.tradeoffs import tradeoff
+from dpml.audit import guessing
 from dpml.audit.result import AuditResult
 from dpml.errors import ConfigError, DpmlError, invalid
 from dpml.results import dumps, write_atomic
@@ -53,6 +54,7 @@ _NORM = 2.0  # of a canary's gradient before clipping, times C
 _POINTS = (0.01, 0.05, 0.2, 0.5, 0.8)  # false-positive rates of the attacks that are drawn
 _STEPS_ALONE = 8  # steps, evenly spaced, that are tried as scores of their own
 _CHOOSING, _COMPARING = 0.1, 0.8  # share of the coordinates on which the score is chosen, and confidence there
+_PLANNED = 0.8  # share of the failure probability that the planned bound has
 _LARGEST = 2**28  # canaries times parameters of dense canaries
 
 
@@ -92,7 +94,7 @@ class Settings:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and not given[0].startswith("-") and given[0] != "dp_sgd":
+    if "dp_sgd" not in given and any(not text.startswith("-") for text in given):
         from dpml.audit.command import main as audit_a_run
 
         return audit_a_run(given)
@@ -184,14 +186,14 @@ def run_audit(settings: Settings, *, progress: Callable[[int, int], None] | None
     started = time.perf_counter()
     settings = checked(settings)
     count = settings.runs if settings.game == "two_world" else settings.canaries
-    included = in_half(count) if settings.game == "two_world" else audit.fair_coins(count)
+    included = audit.fair_coins(count)
     parameters = count if settings.game == "two_world" else settings.parameters
     plan = plan_of(settings, parameters)
     shares = train(plan, settings.canary, included, parameters, progress)
     scored = scores_of(shares, plan, settings)
     epsilon_upper = api.epsilon(plan.event, settings.delta)
     if settings.game == "two_world":
-        name, result = two_world(scored, included, settings)
+        name, result = two_world(scored, included, plan, settings)
     else:
         name = "likelihood"
         r = settings.guesses or max(2, settings.canaries // 5)
@@ -231,8 +233,39 @@ def scores_of(shares: np.ndarray, plan: Any, settings: Settings) -> dict[str, np
     return scored
 
 
-def two_world(scored: Mapping[str, np.ndarray], included: np.ndarray, settings: Settings) -> tuple[str, AuditResult]:
-    """The score that does best on the first coordinates, and its bound on the others: coordinates are the runs."""
+def two_world(
+    scored: Mapping[str, np.ndarray], included: np.ndarray, plan: Any, settings: Settings
+) -> tuple[str, AuditResult]:
+    """The better of two bounds, which share what is left of the confidence; coordinates are the runs.
+
+    The *planned* one guesses by the likelihood with cuts that follow from the claim, so all runs are counted.  The
+    *searched* one takes the score and the threshold that do best on some runs and counts the others: it sees what is
+    wrong in ways that the claim does not foresee.
+    """
+    left = 1 - settings.confidence
+    if settings.analysis == "gaussian":
+        name, found = searched(scored, included, settings, settings.confidence)
+    else:
+        confidence = 1 - _PLANNED * left
+        ratios = guessing.claimed_ratios(plan.steps, plan.sample_rate, plan.noise_multiplier)
+        cuts = audit.planned_cuts(*ratios, len(included), delta=settings.delta, confidence=confidence)
+        name = "likelihood"
+        found = audit.guess_worlds(scored[name], included, cuts, delta=settings.delta, confidence=confidence)
+        other, by_search = searched(scored, included, settings, 1 - (1 - _PLANNED) * left)
+        if by_search.epsilon_lower > found.epsilon_lower:
+            name, found = other, by_search
+    return name, replace(
+        found,
+        runs=len(included),
+        confidence=settings.confidence,
+        assumptions=(COORDINATES, *dict.fromkeys((guessing.WORLDS, *found.assumptions))),
+    )
+
+
+def searched(
+    scored: Mapping[str, np.ndarray], included: np.ndarray, settings: Settings, confidence: float
+) -> tuple[str, AuditResult]:
+    """The score that does best on the first coordinates, and its bound on the others."""
     first = np.arange(len(included)) < (round(_CHOOSING * len(included)) if len(scored) > 1 else 0)
 
     def bound(name: str, part: np.ndarray, confidence: float, selection: float = 0.1) -> AuditResult:
@@ -248,27 +281,22 @@ def two_world(scored: Mapping[str, np.ndarray], included: np.ndarray, settings: 
     name = next(iter(scored))
     if len(scored) > 1:  # few runs: compared at a confidence at which they can say something
         name = max(scored, key=lambda name: bound(name, first, _COMPARING, 0.3).epsilon_lower)
-    found = bound(name, ~first, settings.confidence)
-    return name, replace(found, runs=len(included), assumptions=(COORDINATES, *found.assumptions))
-
-
-def in_half(count: int) -> np.ndarray:
-    """Half of the coordinates ``(count,)``, drawn anew each time: those whose record is in."""
-    included = np.zeros(count, dtype=bool)
-    included[np.random.default_rng().permutation(count)[: count // 2]] = True
-    return included
+    return name, bound(name, ~first, confidence)
 
 
 def attacked_points(out: np.ndarray, inside: np.ndarray, confidence: float) -> dict[str, tuple[float, float]]:
     """(α, β) of thresholds at some false-positive rates: exact upper limits, all of them together at ``confidence``.
 
-    They are for the picture: a point below the claimed curve would contradict it but for the choice of the score.
+    Each threshold is a quantile of the first half of the scores without the record; errors are those of the rest.  In
+    the one-run game canaries are no independent runs, so there the points are for the picture only.
     """
-    level = (1 - confidence) / (2 * len(_POINTS))
+    level, half = (1 - confidence) / (2 * len(_POINTS)), len(out) // 2
+    if half == 0 or len(inside) == 0:
+        return {}
     points = {}
     for rate in _POINTS:
-        cut = np.quantile(out, 1 - rate)
-        alpha = audit.upper_limit(np.count_nonzero(out > cut), len(out), level)
+        cut = np.quantile(out[:half], 1 - rate)
+        alpha = audit.upper_limit(np.count_nonzero(out[half:] > cut), len(out) - half, level)
         beta = audit.upper_limit(np.count_nonzero(inside <= cut), len(inside), level)
         points[f"attack at α ≈ {rate:g}"] = (float(alpha), float(beta))
     return points

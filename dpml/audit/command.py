@@ -53,7 +53,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("dpml: stopped; an audit cannot go on, and what it charged stays spent.", file=sys.stderr)
+        print(
+            "dpml: stopped. What was charged stays spent. Trainings of two worlds that were finished are kept: the "
+            "same command with this one's folder, hydra.run.dir=FOLDER, goes on.",
+            file=sys.stderr,
+        )
         return 128 + signal.SIGINT
     return 1 if found.contradicted else 0
 

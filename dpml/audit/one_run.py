@@ -164,6 +164,12 @@ def guess(scores: ArrayLike, k_plus: int, k_minus: int, sign: int = 1) -> NDArra
     return guesses
 
 
+def shuffled(scores: NDArray[np.float64], included: np.ndarray) -> tuple[NDArray[np.float64], np.ndarray]:
+    """Both in one random order, so that equal scores are ranked by lot: a caller may list those that are in first."""
+    order = np.random.default_rng().permutation(len(scores))
+    return scores[order], included[order]
+
+
 def correct_guesses(guesses: np.ndarray, included: np.ndarray) -> int:
     """How many guesses that are not 0 agree with the coins."""
     return int(np.count_nonzero((guesses == 1) & included) + np.count_nonzero((guesses == -1) & ~included))
@@ -182,7 +188,7 @@ def audit_one_run(
     """A lower bound on ε from the scores of ``m`` canaries in one run.
 
     Args:
-        scores: ``(m,)``, one per canary, in or out; ±∞ is a score, NaN is not.
+        scores: ``(m,)``, one per canary, in or out; ±∞ is a score, NaN is not.  Equal ones are ranked by lot.
         included: ``(m,)`` booleans, the coins.
         delta: δ in [0, 1); above 0 with ``analysis="gaussian"``.
         confidence: in (0, 1).
@@ -205,6 +211,7 @@ def audit_one_run(
         )
     if sign not in (1, -1, None):
         raise invalid("sign", sign, "1, -1 or None")
+    scores, included = shuffled(scores, included)
     m = len(scores)
     attempts = [
         (plus, minus, one_sign)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from dpml.audit.keeping import AuditFolder
 from dpml.data import Records
 from dpml.linear_methods import REGRESSION, fit_linear
 from dpml.mechanisms import FixedNoise, NoiseSource, SecretNoise
@@ -28,6 +31,8 @@ COPIES = (0, 2, 8, 32, 128)
 """Numbers k of copies that a few runs are tried with, which are not counted."""
 PILOT = 30
 CHUNK = 250
+"""Runs of one piece of work, or more where there would be over :data:`PIECES` pieces."""
+PIECES = 400
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -95,37 +100,75 @@ def best_worlds(make: Callable[[int], Worlds]) -> Worlds:
 
 
 def all_scores(
-    worlds: Worlds, runs: int, workers: int, progress: Callable[[int, int], None] | None = None
+    worlds: Worlds,
+    runs: int,
+    workers: int,
+    progress: Callable[[int, int], None] | None = None,
+    kept: AuditFolder | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of ``runs`` trainings, half of them in each world, by ``workers`` processes with one thread each.
 
-    ``workers = 1`` trains in this process; 0 takes every core.  Each process draws from its own secret noise.
+    ``workers = 1`` trains in this process; 0 takes every core.  Each process draws from its own secret noise.  With
+    ``kept``, finished pieces are kept there, and pieces that are there already are not trained again.
     """
     workers = workers or len(os.sched_getaffinity(0))
-    jobs = [(world, count) for world in (0, 1) for count in _chunks(runs // 2 if world else runs - runs // 2)]
+    piece = max(CHUNK, -(-runs // PIECES))
+    jobs = [(world, count) for world in (0, 1) for count in _chunks(runs // 2 if world else runs - runs // 2, piece)]
     found: dict[int, np.ndarray] = {}
-    done = 0
+    for number, (_, count) in enumerate(jobs if kept is not None else ()):
+        assert kept is not None
+        scores = kept.kept(number, count)
+        if scores is not None:
+            found[number] = scores
+    missing = {number: job for number, job in enumerate(jobs) if number not in found}
+    done = sum(map(len, found.values()))
 
     def keep(number: int, scores: np.ndarray) -> None:
         nonlocal done
         found[number], done = scores, done + len(scores)
+        if kept is not None:
+            kept.keep(number, scores)
         if progress is not None:
             progress(done, runs)
 
     if workers == 1:
-        for number, (world, count) in enumerate(jobs):
+        for number, (world, count) in missing.items():
             keep(number, worlds.scores(world, count))
-    else:
-        with _one_thread(), ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            waiting = {pool.submit(worlds.scores, *job): number for number, job in enumerate(jobs)}
-            for future in as_completed(waiting):
-                keep(waiting[future], future.result())
+    elif missing:
+        _in_processes(worlds, missing, workers, keep)
     both = [np.concatenate([found[k] for k, job in enumerate(jobs) if job[0] == world]) for world in (0, 1)]
     return both[0], both[1]
 
 
-def _chunks(count: int) -> list[int]:
-    return [CHUNK] * (count // CHUNK) + ([count % CHUNK] if count % CHUNK else [])
+def _in_processes(
+    worlds: Worlds, jobs: Mapping[int, tuple[int, int]], workers: int, keep: Callable[[int, np.ndarray], None]
+) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with _one_thread(), ProcessPoolExecutor(workers, mp_context=spawn, initializer=end_with_parent) as pool:
+        try:
+            waiting = {pool.submit(worlds.scores, *job): number for number, job in jobs.items()}
+            for future in as_completed(waiting):
+                keep(waiting[future], future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what has not begun does not begin
+            raise
+
+
+def end_with_parent() -> None:
+    """Of a worker: it ends when its parent does, however that ended, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _chunks(count: int, piece: int = CHUNK) -> list[int]:
+    return [piece] * (count // piece) + ([count % piece] if count % piece else [])
 
 
 @contextmanager

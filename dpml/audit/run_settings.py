@@ -120,6 +120,9 @@ def _two_worlds(asked: RunAuditSettings, sgd: bool) -> RunAuditSettings:
         raise invalid("access", "white_box", "'black_box' with game='two_world'", "The final models are compared.")
     if asked.canary not in ("auto", "input"):
         raise invalid("canary", asked.canary, "'input' with game='two_world'")
+    for name in ("canaries", "guesses"):
+        if check_count(name, getattr(asked, name)):
+            raise invalid(name, getattr(asked, name), "left out with game='two_world'", "Its runs are set by runs.")
     analysis = "none" if asked.analysis == "auto" else asked.analysis
     check_one_of("analysis", analysis, ("none", "gaussian"))
     if not 100 <= check_count("runs", asked.runs) <= 10**7:

@@ -27,16 +27,18 @@ import numpy as np
 
 from dpml import audit
 from dpml.accounting import tradeoffs
+from dpml.audit.keeping import AuditFolder
 from dpml.audit.result import AuditResult
 from dpml.audit.run_settings import RunAuditSettings, settled
 from dpml.data import PrivateData
-from dpml.errors import AccountingError, RunFolderError
+from dpml.errors import AccountingError
 from dpml.mechanisms import SecretNoise
 from dpml.planning import method_of, network_of
 from dpml.processes import world_size
-from dpml.results import dumps, write_atomic
+from dpml.results import dumps, to_jsonable, write_atomic
 from dpml.runs import Plan
 from dpml.stages.planning import check_shares
+from dpml.version import __version__
 
 if TYPE_CHECKING:
     from dpml.trainer import PrivateTrainer
@@ -164,16 +166,47 @@ def audit_trainer(
     )
     plan = trainer.plan(data)
     folder = None if trainer.run_dir is None else Path(trainer.run_dir).absolute()
-    if folder is not None and settings.on == "stand_in":
-        _claim(folder)  # before minutes are spent
+    arguments = (trainer, data, plan, settings, progress, config, command)
+    if folder is None:
+        return _attacked(*arguments)
+    if settings.on == "records":  # a run folder, with the lock of one
+        return _written(folder, _attacked(*arguments), config)
+    with AuditFolder(folder, _task(plan, settings)) as kept:
+        return _written(folder, _attacked(*arguments, kept), config)
+
+
+def _attacked(
+    trainer: PrivateTrainer,
+    data: PrivateData,
+    plan: Plan,
+    settings: RunAuditSettings,
+    progress: Callable[..., None] | None,
+    config: str | None,
+    command: str | None,
+    kept: AuditFolder | None = None,
+) -> RunAudit:
     if settings.game == "two_world":
-        found = _two_worlds(data, plan, settings, progress)
-    else:
-        found = _one_run(trainer, data, plan, settings, progress, config, command)
-    if folder is not None:
-        found = replace(found, folder=folder)
-        write(folder, found, config)
+        return _two_worlds(data, plan, settings, progress, kept)
+    return _one_run(trainer, data, plan, settings, progress, config, command)
+
+
+def _written(folder: Path, found: RunAudit, config: str | None) -> RunAudit:
+    found = replace(found, folder=folder)
+    write(folder, found, config)
     return found
+
+
+def _task(plan: Plan, settings: RunAuditSettings) -> dict[str, Any]:
+    """What is audited: scores of one task are used for no other.  How many processes there are does not matter."""
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "settings": to_jsonable(replace(settings, workers=1)),
+        "guarantee": to_jsonable(plan.guarantee),
+        "method": plan.method,
+        "model": plan.model,
+        "parameters": repr(plan.parameters),
+    }
 
 
 def write(folder: Path, found: RunAudit, config: str | None) -> None:
@@ -183,34 +216,24 @@ def write(folder: Path, found: RunAudit, config: str | None) -> None:
     target = folder / "release" if found.charged else folder
     if not found.charged and config is not None:
         write_atomic(target / "config.yaml", config)
-    write_atomic(target / AUDIT_FILE, dumps(found.to_dict()) + "\n")
     plot_tradeoff(
         {f"claimed: no attack below (ε = {found.epsilon_upper:.3g} at δ = {found.result.delta:.3g})": found.curve},
         target / PICTURE,
         points={f"attack at α ≤ {alpha:.3g}": (alpha, beta) for alpha, beta in found.points},
         title="What the run claims, and what attacks on it reached",
     )
-
-
-def _claim(folder: Path) -> None:
-    """A new or empty folder for an audit that is no run."""
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"run_dir = {str(folder)!r} is a file, not a folder. Choose another.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise RunFolderError(f"run_dir = {str(folder)!r} is not empty; nothing was overwritten. Choose another.")
-    except OSError as error:
-        raise RunFolderError(
-            f"run_dir = {str(folder)!r} cannot be written ({error.strerror or type(error).__name__}). Choose another."
-        ) from error
+    write_atomic(target / AUDIT_FILE, dumps(found.to_dict()) + "\n")  # the last: with it the audit is finished
 
 
 # ---------------------------------------------------------------------------------------------------- two worlds
 
 
 def _two_worlds(
-    data: PrivateData, plan: Plan, settings: RunAuditSettings, progress: Callable[..., None] | None
+    data: PrivateData,
+    plan: Plan,
+    settings: RunAuditSettings,
+    progress: Callable[..., None] | None,
+    kept: AuditFolder | None,
 ) -> RunAudit:
     from dpml.audit import refits
 
@@ -225,7 +248,7 @@ def _two_worlds(
 
     worlds = refits.best_worlds(make)
     told = None if progress is None else (lambda done, runs: progress(done, runs, upper))
-    out, inside = refits.all_scores(worlds, settings.runs, settings.workers, told)
+    out, inside = refits.all_scores(worlds, settings.runs, settings.workers, told, kept)
     result = audit.distinguish_scores(
         out, inside, delta=plan.guarantee.delta, confidence=settings.confidence, assumption=settings.analysis
     )

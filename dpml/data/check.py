@@ -81,7 +81,11 @@ def check_table(path: str | Path, schema: Schema) -> list[Finding]:
     cells: list[Finding] = []
     for column in schema.columns:
         if not isinstance(column, IgnoredColumn):
-            cells.extend(_cells(column, raw.frame[column.name]))
+            found = list(_cells(column, raw.frame[column.name]))
+            if 2 * len(found) > len(raw.frame):
+                text = f"{len(found):,} of {len(raw.frame):,} cells break the schema: is the column of another kind?"
+                findings.append(Finding(None, column.name, text, False))
+            cells.extend(found)
     cells.extend(_targets(schema, raw.frame[schema.target]))
     return findings + sorted(cells, key=lambda finding: finding.row or 0)
 

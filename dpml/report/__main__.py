@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,11 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DpmlError, OSError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
-    if options.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-    else:
-        for line in _lines(found):
-            print(line)
+    try:
+        print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else "\n".join(_lines(found)), flush=True)
+    except BrokenPipeError:  # the reader (head, say) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -78,6 +78,8 @@ def _lines(found: dict[str, object]) -> list[str]:
     problems = facts.get("problems") if isinstance(facts, dict) else None
     lines += [f"PROBLEM: {text}" for text in problems or ()]
     composed = found.get("composed")
+    if found.get("nonprivate_jobs"):
+        lines.append(f"no guarantee for all of it: jobs {found['nonprivate_jobs']} had no privacy; of the others:")
     if isinstance(composed, dict):
         lines.append(
             f"composed: epsilon {upper(composed['epsilon'])} at delta {upper(composed['delta'])} "

@@ -24,8 +24,12 @@ METHODS = {
 }
 LARGE = 10**15
 """From here on whole numbers are written with a power of ten."""
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Control characters, marks that turn the direction of writing, halves of surrogate pairs."""
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+"""Control characters, marks that turn the direction of writing or end a line, letters of no width, halves of surrogate
+pairs."""
 
 
 def as_number(value: Any) -> float | None:
@@ -80,12 +84,17 @@ def grouped(value: int) -> str:
 
 
 def percent_upper(share: Any, digits: int = 1) -> str:
-    """A share in [0, 1] as a percentage with ``digits`` decimals, rounded up (an upper bound stays one)."""
+    """A share in [0, 1] as a percentage with ``digits`` decimals, rounded up (an upper bound stays one).
+
+    What is not all is not printed as 100 while four decimals more can tell: 99.966 is "99.97", not "100.0".
+    """
     number = as_number(share)
     if number is None or not abs(number) < LARGE:
         return upper(number)
     settled = Context(prec=12, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number) * 100)
-    return f"{settled.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING)}\u00a0%"
+    ups = [settled.quantize(Decimal(1).scaleb(-more), rounding=ROUND_CEILING) for more in range(digits, digits + 5)]
+    shown = next((one for one in ups if one < 100), ups[0]) if settled < 100 else ups[0]
+    return f"{shown}\u00a0%"
 
 
 def percent(share: Any, digits: int = 2) -> str:

@@ -133,13 +133,13 @@ def _sample_size(facts: RunFacts) -> list[str]:
     found = facts.guidance
     if not found:
         return []
-    verdict = "enough by the rule" if found["enough"] else f"too small by ×{up(found['factor'], 3)}"
+    verdict = "enough by the rule" if found["enough"] else f"too small by ×{formats.general(found['factor'], 3)}"
     lines = ["## Is there enough data?", "", f"{verdict}. Rule: {escape(found['rule'])}", ""]
     pairs = [
         ("n declared", formats.general(found["n_declared"])),
         ("n required", formats.general(found["required_n"])),
         ("excess risk α asked", formats.general(found["excess_risk"])),
-        ("α that n gives", up(found["achievable_excess_risk"], 3)),
+        ("α that n gives", formats.general(found["achievable_excess_risk"], 3)),
         ("features d", formats.general(found["n_features"])),
     ]
     return [*lines, *table(["", ""], pairs)]

@@ -15,12 +15,14 @@ from dpml.report.formats import as_number
 from dpml.report.page import render
 from dpml.report.records import Charges, JobRecord, read_charges, read_jobs
 from dpml.report.sweep_selection import prices
+from dpml.report.utility import name_of, shown
 from dpml.results import to_jsonable, write_atomic
 
 COLUMNS = (
     "job", "method", "epsilon", "delta", "accuracy", "r2", "steps", "noise_multiplier", "status", "folder", "overrides",
 )  # fmt: skip
-METRICS = ("accuracy", "auc", "r2", "loss")
+METRICS = ("accuracy", "auc", "r2", "mae", "loss")
+"""The first of them that a job released is the sweep's."""
 SHARES = ("accuracy", "auc")
 SEEDS = ("seed", "trainer.seed")
 
@@ -48,7 +50,8 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
     metric = next((name for name in METRICS if any(_metric(job, name) is not None for job in jobs)), None)
     series, baselines, nonprivate_of = _series(jobs, metric)
     rows = sweep_table.table(series, nonprivate_of, metric)
-    draw = figures.metric_over_epsilon(series, baselines, metric=metric or "metric", percent=metric in SHARES)
+    label = name_of(metric or "metric")
+    draw = figures.metric_over_epsilon(series, baselines, metric=label, percent=metric in SHARES)
     height = None if series else 1.2
     nonprivate = [job.number for job in jobs if job.epsilon == math.inf]
 
@@ -60,6 +63,7 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
         "jobs": [
             {
                 **_row(job),
+                "value": shown(metric, found) if metric and (found := _metric(job, metric)) is not None else "–",
                 "settings": " ".join(text for text in job.overrides if text not in shared),
                 "without_result": job in failed,
             }
@@ -75,7 +79,8 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
         "largest": max((part.epsilon for part in private), default=None),
         "nonprivate_jobs": nonprivate,
         "problems": problems,
-        "metric": metric,
+        "metric": label,
+        "title": label[:1].upper() + label[1:],
         "baselines": baselines,
         "picture": figures.picture(
             draw, alt=_alt(series, baselines, metric), caption=_caption(series, metric, _sources(done)), height=height
@@ -86,7 +91,7 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
         "sources": _sources(done),
         "prices": [] if problems else prices(parts, {job.number: formats.method(job.method) for job in jobs}),
     }
-    page = render("sweep.html.j2", facts)
+    page = formats.visible(render("sweep.html.j2", facts))
     write_atomic(files["summary.csv"], _csv(jobs))
     write_atomic(files["sweep.csv"], sweep_table.as_csv(rows, metric))
     write_atomic(files["epsilon_vs_metric.png"], figures.png(draw, height=height))
@@ -112,7 +117,7 @@ def composed_sentence(composed: ComposedGuarantee) -> str:
     return (
         f"Publishing every model of this sweep is (ε\u00a0=\u00a0{formats.upper(composed.epsilon)}, "
         f"δ\u00a0=\u00a0{formats.upper(composed.delta)})-differentially private per record "
-        f"(neighbouring data sets: {formats.relation(composed.relation)})."
+        f"(neighbouring data sets: {formats.relation_words(composed.relation)})."
     )
 
 
@@ -178,7 +183,7 @@ def _alt(series: Sequence[figures.Series], baselines: Sequence[tuple[str, float]
         parts.append(f"{one.name}: {_share(first, metric)} at ε = {formats.upper(low)}"
                      + (f", {_share(last, metric)} at ε = {formats.upper(high)}" if high > low else ""))  # fmt: skip
     parts += [f"{name}: {_share(value, metric)}" for name, value in baselines]
-    return f"Lines: {metric} against ε on a logarithmic axis. " + "; ".join(parts) + "."
+    return f"Lines: {name_of(metric)} against ε on a logarithmic axis. " + "; ".join(parts) + "."
 
 
 def _share(value: float, metric: str) -> str:
@@ -193,11 +198,12 @@ def _sources(done: Sequence[JobRecord]) -> list[str]:
 
 def _caption(series: Sequence[figures.Series], metric: str | None, sources: Sequence[str]) -> str:
     if not series:
-        return "No job has a metric that may be shown: the test data are not declared public."
+        return "No job has a metric that may be shown: the test data are not declared public, and nothing was paid for."
     repeated = any(len(ys) > 1 for one in series for ys in figures.group_by_x(one.points).values())
     band = " Small points are single runs, the line is their mean, the band spans the least and the greatest."
     where = f" ({'; '.join(sources)})" if sources else ""
-    return f"{(metric or '').capitalize()} against ε{where}." + (band if repeated else "")
+    name = name_of(metric or "")
+    return f"{name[:1].upper()}{name[1:]} against ε{where}." + (band if repeated else "")
 
 
 def _row(job: JobRecord) -> dict[str, Any]:

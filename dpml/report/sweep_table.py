@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from dpml.report import formats
 from dpml.report.figures import Series, group_by_x
 
+ERRORS = ("loss", "mae")
+"""Metrics of which less is better."""
 NEAR = 0.01
 """How far below no privacy a mean may be to count as near: one percentage point of a share, 0.01 of R²."""
 COLUMNS = (
@@ -76,7 +78,7 @@ class Nearest:
 def table(series: Sequence[Series], nonprivate: Mapping[str, float], metric: str | None) -> list[Row]:
     """One row per setting and ε, in this order."""
     return [
-        Row(one.name, epsilon, tuple(values), nonprivate.get(one.name), metric == "loss")
+        Row(one.name, epsilon, tuple(values), nonprivate.get(one.name), metric in ERRORS)
         for one in series
         for epsilon, values in group_by_x(one.points).items()
     ]

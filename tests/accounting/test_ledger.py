@@ -306,6 +306,26 @@ def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path, good):
     assert (process.wait(timeout=60), message) == (0 if good else 1, "")
 
 
+def test_a_failed_write_lets_go_of_the_file(tmp_path, monkeypatch):
+    """Another process may go on at once, while the failed ledger is still in the hands of whoever caught the error."""
+    from dpml.accounting import ledger as module
+
+    def full(handle, data):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "ledger.jsonl"
+    ledger = acc.Ledger.create(path, {"a": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_all", full)
+        with pytest.raises(LedgerError, match=r"cannot write line 1 .*No space left.*was not used"):
+            ledger.charge(STEP, stage="train", count=5)
+    with pytest.raises(LedgerError):
+        ledger.charge(STEP, stage="train", count=5)
+    resumed = acc.Ledger.resume(path)
+    resumed.charge(STEP, stage="train", count=5)
+    assert (ledger.count, resumed.count) == (1, 2)
+
+
 def test_a_torn_last_line_is_cut_off_on_resume_and_nothing_else(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = acc.Ledger.create(path, {"a": 1})

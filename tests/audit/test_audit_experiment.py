@@ -64,10 +64,12 @@ def test_tables(
     monkeypatch.setattr(script, "run_audit", made_up(share, bug_share, seen))
     other = AuditResult(bug_share, 5e-3, 0.999, 8, "two_world", 0.0, 1)
     monkeypatch.setattr(script, "run_rows", lambda: [("another method", 8, other)])
+    monkeypatch.setattr(script, "tried", lambda *_: [("fuzz", "7 inputs tried", "-m pytest")])
     assert script.main(["--runs", "1000", "--json", str(tmp_path / "table.json")]) == status
     out = capsys.readouterr().out
     assert text in out
     assert "cannot see" in out
+    assert "fuzz: 7 inputs tried\n      again: python -m pytest\n" in out
     assert {s.epsilon for s in seen if s.game == "two_world" and s.confidence == 0.95} == {1.0, 4.0, 10.0}
     one_run = [s for s in seen if s.game == "one_run"]
     assert all((s.epsilon, s.canaries) == (4.0, 1000) and s.parameters >= 50_000 for s in one_run)
@@ -75,9 +77,34 @@ def test_tables(
     assert sum(s.confidence == 0.999 for s in seen) == len(ENGINE_BUGS) >= 8
     table = json.loads((tmp_path / "table.json").read_text("utf-8"))
     assert len(table["bugs"]) == len(ENGINE_BUGS)
-    assert len(table["correct"]) == 13
+    assert len(table["correct"]) == 16
     assert table["others"][0]["epsilon_lower"] == bug_share
     assert "another method" in out
+
+
+def test_what_else_was_tried_is_printed_with_its_commands(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutants and planted bugs by what their commands print, fuzz and faults by their counts."""
+    lines = {
+        "-m": ["| bug |", "521 planted bugs: sgd 76."],
+        "experiments/mutants.py": ["a.py: 1", "all: 190 of 200 killed"],
+    }
+    monkeypatch.setattr(script, "printed_by", lambda *command: lines[command[0]])
+    counts = tmp_path / "counts.json"
+    assert script.main(["--tried", "--counts", str(counts)]) == 0
+    assert capsys.readouterr().out.count(script.UNKNOWN) == 2
+    found = {"inputs": 12345, "searches": 21, "disk": 321, "kills": 250, "failed": 1, "command": "-m pytest tests/fuzz"}
+    counts.write_text(json.dumps(found))
+    assert script.main(["--tried", "--counts", str(counts)]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "521 planted bugs: sgd 76.\n      again: python -m tests.planted_bugs.table",
+        "mutants: 190 of 200 killed\n      again: python experiments/mutants.py",
+        "fuzz: 12,345 inputs tried in 21 searches; tests that failed: 1\n      again: python -m pytest tests/fuzz",
+        "faults survived: 321 failures of the disk, 250 kills",
+    ):
+        assert text in out
 
 
 def test_bugs_of_other_methods_are_planted_and_removed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

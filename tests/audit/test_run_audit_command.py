@@ -129,7 +129,7 @@ def test_ctrl_c_says_what_it_means(tmp_path: Path, capsys: Capture, monkeypatch:
     monkeypatch.setattr("dpml.trainer.PrivateTrainer.audit", stop)
     status, _, err = run(capsys, *SGD, f"hydra.run.dir={tmp_path / 'a'}")
     assert status == 130
-    assert "what it charged stays spent" in err
+    assert "What was charged stays spent" in err
 
 
 def test_help_lists_every_setting(capsys: Capture) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 TEXT = (FOLDER / "README.md").read_text("utf-8")
-PARTS = ("private_erm_table.py",)  # imported by a script, run by nobody
+PARTS = ("private_erm_table.py", "mutants_runner.py")  # imported by a script, run by nobody
 COMMANDS = re.findall(r"`python (experiments/\S+?\.py|-m experiments\.benchmarks)([^`]*)`", TEXT)
 
 

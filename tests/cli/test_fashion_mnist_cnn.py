@@ -111,10 +111,16 @@ def test_a_full_run_is_judged_and_written(
     monkeypatch.setattr(script, "train", lambda data, **more: given.update(more))
     monkeypatch.setattr(script, "figures", lambda result, seconds, cpu: found)
     assert script.main(["--epochs", "7", "--seed", "3"]) == status
-    assert f"target 86.0 %: {word}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"target 86.0 %: {word}" in out
+    for paper in (86.1, 81.9, 89.7):
+        assert f"| {paper} | {accuracy:.2f} | {accuracy - paper:+.2f} |" in out
     assert given == {"epochs": 7.0, "quick": False, "seed": 3}
     content = strict(tmp_path / "kept.json")
     assert content["figures"] == found
+    assert [one["difference"] for one in content["published"]] == pytest.approx(
+        [accuracy - paper for paper in (86.1, 81.9, 89.7)]
+    )
     assert (content["settings"]["epochs"], content["settings"]["seed"]) == (7.0, 3)
 
 

@@ -63,6 +63,11 @@ def test_main_command_prints_what_the_readme_shows(tmp_path: Path) -> None:
         return [re.sub(r"[0-9a-f.,]*\d[0-9a-f.,…]*|\s+", " ", row).strip() for row in lines if row]
 
     assert shape(out) == shape(shown.group(1))
+    plans = [text.partition("\nResult")[0] for text in (out, shown.group(1))]
+    numbers = [
+        [float(one.replace(",", "")) for one in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?", text)] for text in plans
+    ]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-3)  # a plan is public: its digits are the same everywhere
 
 
 @pytest.mark.parametrize("command", commands("commands: runs"))

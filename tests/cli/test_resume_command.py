@@ -389,7 +389,7 @@ def test_other_words_are_refused_by_name(cli: Any, run: Path, tmp_path: Path) ->
     refused(cli, run, "give one run folder", "resume=")
     refused(cli, run, "device = 'tpu'", f"resume={run}", "device=tpu")
     refused(cli, run, "report = 'perhaps' is not allowed", f"resume={run}", "report=perhaps")
-    refused(cli, run, "data.folder is unknown", f"resume={run}", "data.folder=.")
+    refused(cli, run, "data.folder is no key of data=table", f"resume={run}", "data.folder=.")
     assert not (tmp_path / "other").exists()
 
 

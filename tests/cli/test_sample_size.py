@@ -131,6 +131,13 @@ def test_text_names_the_rule_the_default_and_what_is_not_reached(run: Any) -> No
     assert "delta = 0.001 is not below 1/n" in out
 
 
+def test_what_nothing_reaches_says_for_which_line_why(run: Any) -> None:
+    status, _, err = run("n=10", "epsilon=0.1", "delta=1e-5", "excess_risk=1e-6")
+    assert status == 2
+    assert "even d = 1 is too many: raise n, epsilon or excess_risk (objective, dp_sgd, rule); d does not enter" in err
+    assert "n is too small for any (output)." in err
+
+
 def test_epsilon_and_excess_risk_are_shown_rounded_up(run: Any, solve: Any) -> None:
     words = ("n=36000", "d=133", "delta=1e-5", "excess_risk=0.02")
     exact = solve(*words)["answers"][0]["values"]

@@ -241,3 +241,25 @@ def test_every_seed_and_every_other_setting_is_checked_once(cli: Any, monkeypatc
 def test_the_report_of_a_stopped_sweep_can_be_built_again(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text('{"jobs": [{"number": 0, "overrides": ["seed=0"], "folders": ["0"]}]}')
     assert write_sweep_report(tmp_path)["failed"] == [0]
+
+
+def test_what_a_worker_says_can_be_kept_for_whoever_can_say_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray's workers hand their lines over with the job; a fault in between loses none."""
+    with workers.keeping() as lines:
+        workers.say("job 1: done")
+        workers.say("error: job 2", 2)
+        assert capfd.readouterr() == ("", "")
+    assert lines == [("job 1: done", 1), ("error: job 2", 2)]
+
+    class Fault(Exception):
+        pass
+
+    def faulty() -> None:
+        with workers.keeping():
+            workers.say("before")
+            raise Fault
+
+    with pytest.raises(Fault):
+        faulty()
+    workers.say("after")
+    assert capfd.readouterr() == ("before\nafter\n", "")

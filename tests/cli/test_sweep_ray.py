@@ -57,6 +57,7 @@ def test_a_sweep_on_ray_killed_half_way_loses_no_finished_job_and_resume_does_th
     rest = train(tmp_path, "resume_sweep=s")
     out, _ = rest.communicate(timeout=300)
     assert rest.returncode == 0, out
+    assert out.count(": dp_sgd, ε = ") == 4 - len(before), out  # Ray folds lines that look alike, unless told not to
     for number, content in before.items():
         assert (root / f"{number}/release/result.json").read_bytes() == content
     for number in range(4):

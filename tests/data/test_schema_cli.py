@@ -105,6 +105,20 @@ def test_draft_says_which_columns_it_ignores(tmp_path: Path, capsys: pytest.Capt
     assert "'age'" not in captured.err
 
 
+def test_check_names_a_column_of_another_kind_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("born,age,y\n" + "2001-02-03,5,no\n" * 3 + "7,x,yes\n", encoding="utf-8")
+    declared = {
+        "name": "t", "n_declared": 4, "norm_bound": 1.0, "target": {"name": "y", "classes": ["no", "yes"]},
+        "columns": {name: {"kind": "numeric", "bounds": [0, 10]} for name in ("born", "age")},
+    }  # fmt: skip
+    (tmp_path / "s.json").write_text(json.dumps(declared), encoding="utf-8")
+    assert main(["check", str(tmp_path / "t.csv"), str(tmp_path / "s.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "born" in lines[0]
+    assert "3 of 4 cells break the schema: is the column of another kind?" in lines[0]
+    assert sum("another kind" in line for line in lines) == 1
+
+
 def test_draft_warns_first_and_is_refused_until_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, _ = files(tmp_path, CLEAN)
     assert main(["draft", table]) == 0

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fuzz_inputs
 import numpy as np
 import pytest
 
@@ -138,6 +139,7 @@ def test_one_failure_at_every_place_of_a_run(
             assert acc.verify(folder, allow_test_noise=True).ok
         elif (folder / "release/ledger.jsonl").exists():
             _only_charges(folder)
+        fuzz_inputs.survived("disk")
     assert finished < len(calls) // 2
 
 
@@ -158,6 +160,7 @@ def test_a_folder_that_cannot_be_made(method: str, code: int, tmp_path: Path, mo
     assert calls == ["mkdir"]
     assert os.strerror(code) in str(refusal.value)
     assert not (tmp_path / "run").exists()
+    fuzz_inputs.survived("disk")
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
@@ -181,6 +184,7 @@ def test_one_failure_at_every_place_of_a_capped_run(tmp_path: Path, monkeypatch:
                 assert os.strerror(errno.EIO) in str(error)
         if drawn or (folder / "release/result.json").exists():
             assert DatasetLedger(book, 9.0, 1e-2).total()[0] == 2.0
+        fuzz_inputs.survived("disk")
 
 
 def test_one_failure_at_every_place_of_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +214,7 @@ def test_one_failure_at_every_place_of_a_session(tmp_path: Path, monkeypatch: py
         if answered:
             again = PrivateSession(people, PureBudget(epsilon=1.0), folder=folder, noise_source=FixedNoise(0))
             assert again.remaining["epsilon"] <= 1.0 - 0.25 * answered + 1e-12
+        fuzz_inputs.survived("disk")
 
 
 def test_one_failure_at_every_place_of_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,3 +242,4 @@ def test_one_failure_at_every_place_of_a_ledger(tmp_path: Path, monkeypatch: pyt
         raw = path.read_bytes()
         on_disk = parse_ledger(raw, "l").charges if raw.endswith(b"\n") else ()
         assert len(on_disk) >= returned
+        fuzz_inputs.survived("disk")

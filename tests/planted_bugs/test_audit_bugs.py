@@ -15,7 +15,8 @@ import pytest
 from engine_faults import ENGINE_BUGS
 
 from dpml import audit
-from dpml.audit import distinguishing, one_run
+from dpml.audit import __main__ as command
+from dpml.audit import distinguishing, guessing, one_run
 from dpml.audit.__main__ import Settings, run_audit
 
 Patch = pytest.MonkeyPatch
@@ -30,6 +31,12 @@ CHECKS: dict[str, Callable[[], None]] = {
     "levels": checks.check_each_rate_is_at_half_of_what_is_left,
     "counts": checks.check_errors_are_those_of_the_counted_runs,
     "choice": checks.check_the_choice_does_not_see_what_is_counted,
+    "guess bound": checks.check_guess_bound_by_hand,
+    "guessed leak": checks.check_guesses_allow_leaks_of_probability_delta,
+    "useless guesses": checks.check_useless_guesses_prove_nothing,
+    "shared confidence": checks.check_two_bounds_share_the_confidence,
+    "cuts": checks.check_cuts_do_not_see_the_runs,
+    "ties": checks.check_ties_are_broken_by_lot,
     "useless": checks.check_useless_scores_prove_nothing,
     "leak": checks.check_a_leak_of_probability_delta_is_allowed,
     "p-value": checks.check_p_value_is_the_theorem,
@@ -119,6 +126,63 @@ def _guesses_reversed(patch: Patch) -> None:
     patch.setattr(one_run, "guess", lambda scores, plus, minus, sign=1: real(scores, plus, minus, -sign))
 
 
+def _ties_broken_by_place(patch: Patch) -> None:
+    patch.setattr(one_run, "shuffled", lambda scores, included: (scores, included))
+
+
+def _guessed_delta_ignored(patch: Patch) -> None:
+    real = guessing.epsilon_of_guesses
+    patch.setattr(
+        guessing,
+        "epsilon_of_guesses",
+        lambda runs, guesses, right, sides, delta, level: real(runs, guesses, right, 0, delta, level),
+    )
+
+
+def _guessed_delta_of_one_side_only(patch: Patch) -> None:
+    real = guessing.epsilon_of_guesses
+    patch.setattr(
+        guessing,
+        "epsilon_of_guesses",
+        lambda runs, guesses, right, sides, delta, level: real(runs, guesses, right, 1, delta, level),
+    )
+
+
+def _both_limits_at_the_whole_level(patch: Patch) -> None:
+    patch.setattr(guessing, "levels", lambda delta, level: (level, level))
+
+
+def _withheld_guesses_count_as_right(patch: Patch) -> None:
+    real = guessing.epsilon_of_guesses
+    patch.setattr(
+        guessing,
+        "epsilon_of_guesses",
+        lambda runs, guesses, right, sides, delta, level: real(runs, runs, right + runs - guesses, sides, delta, level),
+    )
+
+
+def _planned_and_searched_at_the_whole_level(patch: Patch) -> None:
+    real = command.searched
+    patch.setattr(
+        command,
+        "searched",
+        lambda scored, included, settings, confidence: real(scored, included, settings, settings.confidence),
+    )
+
+
+def _cuts_planned_from_the_runs(patch: Patch) -> None:
+    seen: list[np.ndarray] = []
+    real = command.scores_of
+
+    def scores_of(*arguments: Any) -> Any:
+        found = real(*arguments)
+        seen.append(found["likelihood"])
+        return found
+
+    patch.setattr(command, "scores_of", scores_of)
+    patch.setattr(audit, "planned_cuts", lambda *_, **__: tuple(np.quantile(seen[-1], [0.01, 0.99])))
+
+
 BUGS: list[tuple[Callable[[Patch], None], list[str]]] = [
     (_threshold_chosen_on_what_is_counted, ["counts", "choice"]),
     (_level_of_one_sided_intervals, ["levels", "counts"]),
@@ -133,6 +197,13 @@ BUGS: list[tuple[Callable[[Patch], None], list[str]]] = [
     (_f_dp_delta_ignored, ["f-DP leak"]),
     (_abstentions_count_as_right, ["guesses"]),
     (_guesses_reversed, ["guesses"]),
+    (_ties_broken_by_place, ["ties"]),
+    (_guessed_delta_ignored, ["guess bound", "guessed leak"]),
+    (_guessed_delta_of_one_side_only, ["guess bound", "guessed leak"]),
+    (_both_limits_at_the_whole_level, ["guess bound"]),
+    (_withheld_guesses_count_as_right, ["guess bound", "useless guesses"]),
+    (_planned_and_searched_at_the_whole_level, ["shared confidence"]),
+    (_cuts_planned_from_the_runs, ["cuts"]),
 ]
 
 

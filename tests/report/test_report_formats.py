@@ -69,3 +69,22 @@ def test_words_for_tables() -> None:
     assert formats.relation("replace_one") == "replace one record by another (replace_one)"
     assert formats.relation("other") == "other"
     assert formats.percent(0.85123) == "85.12\u00a0%"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (8.0, "99.97"), (4.0, "98.3"), (10.0, "99.996"), (12.0, "99.9994"), (40.0, "100.0"),
+    ],
+)  # fmt: skip
+def test_what_is_not_all_is_not_a_hundred_per_cent(epsilon: float, text: str) -> None:
+    """By hand: 1/(1 + e^-8) is 0.99966…, e^-10 4.54e-5, e^-12 6.1e-6; 40 is beyond what four more decimals tell."""
+    assert formats.percent_upper(1 / (1 + math.exp(-epsilon))) == f"{text}\u00a0%"
+    assert formats.percent_upper(1.0) == "100.0\u00a0%"
+    assert formats.percent_upper(1.0, 2) == "100.00\u00a0%"
+    assert formats.percent_upper(1.2) == "120.0\u00a0%"
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "\u061c", "\u00ad", "\u2028", "\u200f", "\u206a", "\U000e0041", "\ufff9"])
+def test_what_is_not_seen_is_shown(mark: str) -> None:
+    assert formats.visible(f"a{mark}b שלום é 漢\n") == "a\ufffdb שלום é 漢\n"

@@ -218,3 +218,39 @@ def test_text_colours_of_the_page_have_contrast() -> None:
         assert contrast(colours["muted"], colours["code"]) >= 4.5
         for tag in ("good", "fair", "bad"):
             assert contrast(colours[tag], colours[f"{tag}-bg"]) >= 4.5, tag
+
+
+def test_a_sweep_of_paid_errors_has_a_plot_and_a_table(read_page: Read, sweep_folder: Make) -> None:
+    """A private regression releases its mean absolute error, and nothing else, with charged noise."""
+    sweep = sweep_folder(methods=("output",), epsilons=(1.0, 4.0), public=False)
+    for name, error in (("0", 0.725), ("1", 0.658)):
+        path = sweep / name / "release/result.json"
+        result = json.loads(path.read_text("utf-8"))
+        result["metrics"] = {"mae": error, "mae_low": 0.1, "mae_high": 1.3, "source": "private hold-out, charged noise"}
+        path.write_text(json.dumps(result))
+    assert write_sweep_report(sweep)["metric"] == "mae"
+    page = read_page(sweep / "report.html")
+    assert "Mean absolute error against ε (private hold-out, charged noise)." in page.text
+    assert "output perturbation: 0.725 at ε = 1, 0.658 at ε = 4" in page.images[0]["alt"]
+    assert "Smallest ε" not in page.text
+    assert page.text.count("0.725") >= 2  # among the means and among the jobs
+    assert (sweep / "sweep.csv").read_text("utf-8").splitlines()[1].startswith("output perturbation,1.0,1,mae,0.725,")
+
+
+def test_the_page_names_a_metric_and_a_relation_once_and_in_words(read_page: Read, sweep_folder: Make) -> None:
+    sweep = sweep_folder(methods=("output",), epsilons=(1.0, 2.0))
+    for name in "01":
+        path = sweep / name / "release/result.json"
+        result = json.loads(path.read_text("utf-8"))
+        result["metrics"] = {"r2": 0.31, "source": "test set declared public"}
+        path.write_text(json.dumps(result))
+    document = json.loads((sweep / "sweep.json").read_text("utf-8"))
+    document["jobs"][0]["overrides"].append("data.name=a\u202eb")
+    (sweep / "sweep.json").write_text(json.dumps(document))
+    write_sweep_report(sweep)
+    page = read_page(sweep / "report.html")
+    assert "R² against ε" in page.text
+    assert "R2" not in page.text
+    assert "(neighbouring data sets: add or remove one record)." in page.text
+    assert "\u202e" not in (sweep / "report.html").read_text("utf-8")
+    assert page.text.count("2e-5") >= 3  # δ in the sentence, in the sum and in the prices, in one form
