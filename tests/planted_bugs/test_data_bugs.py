@@ -182,10 +182,11 @@ def test_the_actual_n_in_what_is_public(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_column_types_guessed_from_all_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Type inference: an empty cell in one record turns every ``1`` of the column into ``1.0``."""
-    schema = {**SCHEMA, "columns": {**SCHEMA["columns"], "town": {"kind": "categorical", "categories": ["01", "02"]}}}
-    (tmp_path / "p.csv").write_text("age,town,label\n20,01,no\n30,02,yes\n", "utf-8")
-    (tmp_path / "q.csv").write_text("age,town,label\n20,01,no\n30,02,yes\n40,x,yes\n", "utf-8")
+    """Type inference: an empty cell in one record makes floats of a column of whole numbers, too large for them."""
+    large = ["9007199254740993", "9007199254740992"]
+    schema = {**SCHEMA, "columns": {**SCHEMA["columns"], "town": {"kind": "categorical", "categories": large}}}
+    (tmp_path / "p.csv").write_text(f"age,town,label\n20,{large[0]},no\n30,{large[1]},yes\n", "utf-8")
+    (tmp_path / "q.csv").write_text(f"age,town,label\n20,{large[0]},no\n30,{large[1]},yes\n40,,yes\n", "utf-8")
 
     def check() -> None:
         one, more = (PrivateData.from_table(tmp_path / f"{k}.csv", schema).load(FixedNoise(0)) for k in "pq")
