@@ -343,10 +343,7 @@ def _checked(X: Any, y: Any, classes: tuple[Any, ...], X_name: str, y_name: str)
     if kind not in ("iufbOUS" if classes else "iufbO"):
         wanted = "labels are texts or whole numbers" if classes else "target_bounds needs numbers"
         raise DataError(f"{y_name} has type {y.dtype}, and {wanted}. Convert it, or declare what it holds.")
-    numbers = any(isinstance(key, float) for key in known_cells(classes))
-    if classes and (
-        (kind in "iufb" and not numbers) or (kind in "US" and not any(isinstance(c, str) for c in classes))
-    ):
+    if classes and kind in "iufb" and not any(isinstance(key, float) for key in known_cells(classes)):
         raise DataError(
             f"{y_name} has type {y.dtype}, the classes {list(classes)!r} have another: no label could match. "
             "Declare the classes as they stand in the labels."

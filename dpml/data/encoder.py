@@ -250,7 +250,8 @@ def place_of(known: Mapping[str | float, int], cell: object) -> int:
         return -1
     if text in known:
         return known[text]
-    return known.get(cell_number(text), -1)  # 3.0 where another writer put 3; NaN is no key
+    number = cell_number(text)  # 3.0 where another writer put 3
+    return -1 if math.isnan(number) else known.get(text_of(number), known.get(number, -1))
 
 
 def numbers(cells: pd.Series) -> np.ndarray:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from ..errors import DataError, invalid
 
@@ -39,14 +40,23 @@ VERSION = 1
 _ENTRY = "whitening"
 _KEYS = ("version", "features", "records", "mean", "matrix")
 _CHUNK = 4096
+MOST_FEATURES = 2048  # the map of d features has d² numbers and travels in the model file's header
 _SAME = 1e-12  # columns of equal numbers differ from their mean by no more than this part, which is rounding
 
 
 def negative_power(matrix: np.ndarray, power: float, floor: float) -> np.ndarray:
     """A symmetric (d, d) matrix, eigenvalues divided by their mean and raised to ``floor``, to the power -``power``."""
-    values, vectors = np.linalg.eigh(matrix.astype(np.float64))
-    values = np.maximum(values / values.mean(), floor)
-    return np.asarray((vectors * values**-power) @ vectors.T)
+    with threadpool_limits(1):  # the same bits whatever the number of threads: a resumed run must find the same map
+        values, vectors = np.linalg.eigh(matrix.astype(np.float64))
+        values = np.maximum(values / values.mean(), floor)
+        return np.asarray((vectors * values**-power) @ vectors.T)
+
+
+def refuse_wide(name: str, features: int) -> None:
+    """ConfigError for more than :data:`MOST_FEATURES` features, before anything of their square is made."""
+    if features > MOST_FEATURES:
+        allowed = f"at most {MOST_FEATURES:,} features"
+        raise invalid(name, f"{features:,} features", allowed, "Train without whitening, or on fewer of them.")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,6 +81,7 @@ class PublicWhitening:
 
     def __post_init__(self) -> None:
         mean, matrix = _numbers("mean", self.mean, 1), _numbers("matrix", self.matrix, 2)
+        refuse_wide("mean", len(mean))
         if matrix.shape != (len(mean), len(mean)):
             raise invalid("matrix", f"an array of shape {matrix.shape}", f"of shape {(len(mean), len(mean))}")
         if not np.array_equal(matrix, matrix.T):
@@ -108,8 +119,9 @@ class PublicWhitening:
         if given.ndim != 2 or min(given.shape) < 1 or given.shape[0] < 2:
             raise invalid("rows", f"an array of shape {given.shape}", "two or more rows of one or more features")
         n, d = given.shape
+        refuse_wide("rows", d)
         blocks = range(0, n, _CHUNK)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"), threadpool_limits(1):
             mean = sum((_dense(given, k).sum(axis=0) for k in blocks), np.zeros(d)) / n
             covariance = np.zeros((d, d))
             for k in blocks:
@@ -118,7 +130,7 @@ class PublicWhitening:
             covariance /= n
         if not np.isfinite(covariance).all():
             raise invalid("rows", "an array", "finite numbers of which the squares can be added up")
-        if np.abs(covariance).max() <= np.square(_SAME * np.abs(mean).max()):
+        if (np.diag(covariance) <= np.square(_SAME * mean)).all():
             raise invalid("rows", f"{n} equal rows", "rows that differ in at least one feature")
         return cls.from_covariance(covariance, mean, power, floor, records=n)
 
@@ -148,6 +160,7 @@ class PublicWhitening:
         if floor == 0.0:
             raise invalid("floor", floor, "above 0: a direction without variance would be stretched without end")
         matrix = _numbers("covariance", covariance, 2)
+        refuse_wide("covariance", len(matrix))
         d = len(matrix)
         largest = float(np.abs(matrix).max())
         if matrix.shape != (d, d):

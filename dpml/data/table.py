@@ -23,7 +23,7 @@ from .columns import IgnoredColumn, closest
 from .csv_lines import MALFORMED, ONE_LINE, csv_header, read_csv
 from .encoder import Encoder, lookup, numbers, require_columns
 from .private_data import Cells, CoinSource, PrivateData, PublicInfo, Records
-from .public_whitening import PublicWhitening, described, with_whitening
+from .public_whitening import PublicWhitening, described, refuse_wide, with_whitening
 from .schema import Schema, as_schema
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
@@ -123,6 +123,7 @@ def public_statistics(
             "open (private bounds or categories)", "There is nothing to encode the public records by: declare bounds "
             "and categories (the public table may tell them), or leave public_path out.",
         )  # fmt: skip
+    refuse_wide("public_path", Encoder(schema).n_features - 1)
     check_header(path, schema, split_column, public=True)
     raw = read_raw(path, [column.name for column in schema.features])
     rows, keep, counts = Encoder(schema).unclipped(raw.frame)

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as npst
 from scipy import sparse
 from scipy.linalg import fractional_matrix_power, sqrtm
 from small_tables import SCHEMA, people, write_people
+from threadpoolctl import threadpool_limits
 from whitening_checks import FEATURES, arrays, correlated, expected_rows, with_public
 
 from dpml import PrivateData
@@ -437,3 +438,31 @@ def test_rows_in_a_file_are_whitened_as_they_are_drawn(tmp_path: Path) -> None:
 def test_a_whitening_that_does_not_fit_is_refused(X: np.ndarray, whitening: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         arrays(X, whitening)
+
+
+def test_too_many_features_are_refused_before_anything_is_charged() -> None:
+    """The map travels in the header of the model file, which holds 100 MB."""
+    wide = public_whitening.MOST_FEATURES + 1
+    for make in (
+        lambda: PublicWhitening.from_rows(sparse.eye_array(3, wide, format="csr")),
+        lambda: PublicWhitening.from_covariance(np.broadcast_to(1.0, (wide, wide))),
+        lambda: PublicWhitening(np.zeros(wide), np.broadcast_to(0.0, (wide, wide))),
+    ):
+        with pytest.raises(ConfigError, match=r"2,049 features.*at most 2,048 features.*Train without whitening"):
+            make()
+
+
+def test_the_map_is_the_same_for_any_number_of_threads() -> None:
+    rows = correlated(3000, 200, 1)
+    digests = []
+    for threads in (1, 2, 4):
+        with threadpool_limits(threads):
+            digests.append(PublicWhitening.from_rows(rows).digest)
+    assert len(set(digests)) == 1
+
+
+def test_a_huge_constant_column_hides_no_varying_one() -> None:
+    rows = np.column_stack([np.full(50, 1e12), correlated(50, 1, 2)[:, 0]])
+    assert PublicWhitening.from_rows(rows).records == 50
+    with pytest.raises(ConfigError, match="50 equal rows"):
+        PublicWhitening.from_rows(np.full((50, 2), 0.1))

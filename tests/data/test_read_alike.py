@@ -96,6 +96,23 @@ def test_encoder_and_estimator_of_a_data_frame():
     np.testing.assert_array_equal(rows[0][:2, :2] > 0, np.eye(2) > 0)
 
 
+def test_the_usual_spelling_of_a_number_comes_first():
+    for values in (("01", "1"), ("1", "01"), ("True", "1"), ("1.0", "1")):
+        plain, mixed = pd.Series([1.0, 1.0]), pd.Series(["1", "1", "x"])
+        np.testing.assert_array_equal(lookup(plain, values), lookup(mixed, values)[:-1])
+        assert set(lookup(plain, values)) == {values.index("1")}
+    np.testing.assert_array_equal(lookup(pd.Series(["1.00", "1.0"]), ("01", "1")), [1, 1])
+
+
+def test_texts_of_numpy_match_numbers_as_those_of_lists_do():
+    X = np.arange(3.0)[:, None]
+    found = []
+    for y in (np.array([0, 1, 1]), np.array([0, 1, "?"]), [0, 1, "?"]):
+        data = PrivateData.from_arrays(X, y, classes=[0, 1], norm_bound=9.0, n_declared=3)
+        found.append(data.load(FixedNoise(0)).y.tolist()[:2])
+    assert found == [[0, 1]] * 3
+
+
 def test_texts_and_numbers_of_truth_values():
     assert [text_of(v) for v in (True, "true", "TRUE", np.True_, " True ", "truth")] == ["True"] * 5 + ["truth"]
     assert [cell_number(v) for v in ("true", "FALSE", " True ", b"true", True)] == [1.0, 0.0, 1.0, 1.0, 1.0]
