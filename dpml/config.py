@@ -361,7 +361,7 @@ def rate(name: str, value: object) -> float | str:
         return "auto"
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # a whole number of hundreds of digits
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
         raise invalid(name, value, '"auto" or a finite number > 0')

@@ -132,6 +132,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("method=objective", "+method.momentum=0.5"), "method.momentum is no key of method=objective"),
     (("+data.path=people.csv",), "data.path is no key of data=synthetic"),
     (("+foo=1",), "foo is unknown"),
+    (("method=dp_sgd", "method.learning_rate=1" + "0" * 400), "a finite number > 0"),
     (("method=objective", "privacy.accountant=zcdp"), "cannot bound"),
     (("hydra.run.dir=/proc/nowhere",), "cannot be written"),
 ]
