@@ -53,9 +53,11 @@ class _Teller:
         self._pipe, self._order, self._watched = pipe, order, str(watched) if watched else ""
         self._lines: set[int] = set()
         self._started = 0.0
+        self._process = os.getpid()
 
     def tell(self, **what: Any) -> None:
-        os.write(self._pipe, (json.dumps(what) + "\n").encode())
+        if os.getpid() == self._process:  # not a process that a test forked
+            os.write(self._pipe, (json.dumps(what) + "\n").encode())
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self._order:

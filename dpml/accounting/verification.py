@@ -169,6 +169,8 @@ def _check_anchor(result: dict[str, Any], record: LedgerRecord, problems: list[s
     if not isinstance(anchor, dict):
         problems.append("result.json has no ledger head and count.")
         return
+    if set(anchor) - {"head", "count"}:
+        problems.append("result.json says more of the ledger than its head and count.")
     if not _same(anchor.get("count"), record.count):
         problems.append(
             f"the ledger ends at line {record.count}, result.json says {anchor.get('count')!r} lines: "

@@ -253,6 +253,13 @@ def test_a_changed_setting_in_the_result_is_found(tmp_path, change):
     assert any(next(iter(change)) in problem for problem in acc.verify(tmp_path).problems)
 
 
+def test_a_result_that_says_more_of_the_ledger_does_not_verify(tmp_path):
+    release = write_run(tmp_path)
+    assert acc.verify(tmp_path).ok
+    change_result(release, ledger={**json.loads((release / "result.json").read_text())["ledger"], "x": None})
+    assert acc.verify(tmp_path).problems == ("result.json says more of the ledger than its head and count.",)
+
+
 def test_an_unfinished_or_missing_run_does_not_verify(tmp_path, capsys):
     release = tmp_path / "a" / "release"
     release.mkdir(parents=True)
