@@ -46,6 +46,9 @@ class Outcome:
     module: str = ""
 
 
+_WRITE = os.write  # a test may put a failing disk in its place
+
+
 class _Teller:
     """A pytest plugin that orders tests and says what happens, one JSON line each."""
 
@@ -57,7 +60,7 @@ class _Teller:
 
     def tell(self, **what: Any) -> None:
         if os.getpid() == self._process:  # not a process that a test forked
-            os.write(self._pipe, (json.dumps(what) + "\n").encode())
+            _WRITE(self._pipe, (json.dumps(what) + "\n").encode())
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self._order:

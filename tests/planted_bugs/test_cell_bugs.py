@@ -113,8 +113,6 @@ def _any_norm_bound(patch: Patch) -> None:
 BUGS: list[tuple[str, Callable[[Patch], None], Callable[[Path], None]]] = [
     ("labels of a list get one type", _labels_by_common_type,
      lambda _: checks.check_a_label_changes_no_other("a float beside large whole numbers")),
-    ("labels of a list get one type, several classes", _labels_by_common_type,
-     lambda _: checks.check_a_label_changes_no_other("an undeclared text")),
     ("labels of a list get one type in from_arrays", _labels_by_common_type_in_from_arrays,
      lambda _: checks.check_a_label_changes_no_other("a float beside large whole numbers")),
     ("whole labels become floats beside None", _large_numbers_as_floats,
