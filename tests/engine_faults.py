@@ -60,8 +60,8 @@ def each_record_twice(patch: Patch) -> None:
 def noise_in_half_of_the_coordinates(patch: Patch) -> None:
     real = engine.draw_noise
 
-    def draw(noise: Any, std: float, size: int) -> np.ndarray:
-        drawn = real(noise, std, size)
+    def draw(noise: Any, std: float, spacing: float, size: int) -> np.ndarray:
+        drawn = real(noise, std, spacing, size)
         drawn[::2] = 0
         return drawn
 
@@ -69,8 +69,8 @@ def noise_in_half_of_the_coordinates(patch: Patch) -> None:
 
 
 def uniform_noise_of_the_same_variance(patch: Patch) -> None:
-    def draw(noise: Any, std: float, size: int) -> np.ndarray:
-        return (noise.uniform(size) - 0.5) * std * 12**0.5
+    def draw(noise: Any, std: float, spacing: float, size: int) -> np.ndarray:
+        return np.rint((noise.uniform(size) - 0.5) * (std / spacing) * 12**0.5)
 
     patch.setattr(engine, "draw_noise", draw)
 

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpml import errors
+from dpml.mechanisms.noise import MAX_STEPS, within
+from dpml.mechanisms.rounded import LEAST, MOST
 
 SHRINK_BITS = 10  # the clip bound is smaller by 2^-10 of itself: half for the grid, half for rounding in the sum
-MAX_STEPS = float(1 << 52)  # whole numbers of at most this size have exact float64 sums
 MAX_RECORDS = 1 << 20  # what the half for the rounding in a float64 sum covers; dp_sgd's plans keep below it
 BLOCK = 1 << 14  # coordinates at a time, so that they stay in the processor's cache
 SMALLEST, LARGEST = 2.0**-400, 2.0**400  # of the sensitivity: squares neither overflow nor vanish
@@ -84,40 +85,54 @@ class Grid:
         if value.shape != drawn.shape:
             raise errors.invalid("noise", drawn.shape, f"of the total's shape, {value.shape}")
         limit = MAX_STEPS * self.spacing
-        left, right = value.reshape(-1), drawn.reshape(-1)
-        if not within(right, limit):
+        if not within(drawn, limit):
             raise errors.invalid("noise", "an array", f"finite and at most {limit:.3g} in size")
-        left = saturated(left, limit)
+        steps = to_steps(drawn.reshape(-1), self.spacing, np.empty(drawn.size))
+        return self.add(value, steps + 0.0, out)
+
+    def add(
+        self, total: ArrayLike, steps: NDArray[np.float64], out: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """``g · (rint(total/g) + steps)``, exactly: :meth:`release` with noise that is drawn as whole numbers.
+
+        Args:
+            total, out: as in :meth:`release`.
+            steps: from :func:`~dpml.mechanisms.noise.rounded_normal`, one-dimensional, of the same size as ``total``;
+                at most 2^52 in size and without -0.0.
+
+        Raises:
+            DataError: ``total`` holds NaN.
+        """
+        value = np.asarray(total, dtype=np.float64)
+        left = value.reshape(-1)
         out = np.empty(left.size) if out is None else out
         scratch = np.empty(min(left.size, BLOCK))
-        for start in range(0, out.size, BLOCK):
-            part = slice(start, start + BLOCK)
-            sums = to_steps(left[part], self.spacing, scratch)
-            steps = to_steps(right[part], self.spacing, out[part])
-            steps += sums
-            steps *= self.spacing  # exact: at most 2^53 steps, times a power of two
-            steps += 0.0  # -0.0 becomes 0.0: the sign of a zero would be a bit that the noise does not cover
+        with np.errstate(over="ignore"):
+            for start in range(0, out.size, BLOCK):
+                part = slice(start, start + BLOCK)
+                sums = saturated(to_steps(left[part], self.spacing, scratch))
+                sums += steps[part]  # no -0.0, since the steps hold none: the sign of a zero would be a bit
+                np.multiply(sums, self.spacing, out=out[part])  # exact: at most 2^53 steps, times a power of two
         return out.reshape(value.shape)
 
     def sampler_distance(self, std: float, releases: int = 1) -> float:
         """Bound on the total variation distance of ``releases`` releases from ones with ideal Gaussian noise.
 
-        Noise of standard deviation ``std`` (absolute) is drawn by a 52-bit ziggurat; (1 + e^ε) times the distance is
-        what this adds to δ at worst.  With several sums, ``std`` is that of one and ``releases`` counts each.
-        docs/proofs-floats.md, section 5, also for what is assumed.
+        For noise of standard deviation ``std`` (absolute) that :class:`~dpml.mechanisms.SecretNoise` draws as whole
+        numbers; (1 + e^ε) times the distance is what this adds to δ at worst.  With several sums, ``std`` is that of
+        one and ``releases`` counts each.  docs/proofs-floats.md, section 5, also for what is assumed.
         """
         if not (math.isfinite(std) and std > 0.0):
             raise errors.invalid("std", std, "a finite number > 0")
         if isinstance(releases, bool) or not isinstance(releases, int | np.integer) or releases < 0:
             raise errors.invalid("releases", releases, "a whole number >= 0")
-        width = self.spacing / std  # of a cell, in standard deviations
-        if width > WIDEST_CELL:  # the bound's second-order terms would count
-            raise errors.invalid("std", std, f"at least 2^8 spacings of the grid ({self.spacing / WIDEST_CELL:.3g})")
-        return min(1.0, math.sqrt(float(self.dimension) * float(releases) / 2.0) * CELL_ERROR / width)
+        low, high = LEAST * self.spacing, MOST * self.spacing
+        if not low <= std <= high:  # drawn by another sampler
+            raise errors.invalid("std", std, f"2^8 to 2^47 spacings of the grid ({low:.3g} to {high:.3g})")
+        return min(1.0, math.sqrt(float(self.dimension) * float(releases) / 2.0) * CELL_ERROR)
 
 
-CELL_ERROR = 16.0 * 2.0**-52  # root mean square relative error of a cell's probability × the cell's width
-WIDEST_CELL = 2.0**-8
+CELL_ERROR = 2.0**-46  # bound on the root mean square relative error of the probability of a whole number
 
 
 def to_steps(values: NDArray[np.float64], spacing: float, out: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -126,15 +141,10 @@ def to_steps(values: NDArray[np.float64], spacing: float, out: NDArray[np.float6
     return np.rint(steps, out=steps)
 
 
-def within(values: NDArray[np.float64], limit: float) -> bool:
-    """Whether all are numbers from -limit to limit; NaN is not."""
-    return values.size == 0 or bool(-limit <= values.min() and values.max() <= limit)  # NaN passes through both
-
-
-def saturated(values: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
-    """``values`` moved into ±limit (no two of them get further apart)."""
-    if within(values, limit):
-        return values
-    if np.isnan(values).any():
+def saturated(steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Moved into ±2^52 (no two of them get further apart), in place."""
+    if within(steps, MAX_STEPS):
+        return steps
+    if np.isnan(steps).any():
         raise errors.DataError("the total holds NaN: such a sum has no bounded sensitivity. Clip its terms first.")
-    return np.clip(values, -limit, limit)
+    return np.clip(steps, -MAX_STEPS, MAX_STEPS, out=steps)

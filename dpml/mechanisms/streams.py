@@ -54,9 +54,9 @@ def usable_threads() -> int:
     return max(1, min(processors, limit, MAX_THREADS))
 
 
-def parts(size: int) -> list[slice]:
-    """``range(size)`` cut into consecutive slices of at most :data:`PART`: every index is in exactly one."""
-    return [slice(start, min(start + PART, size)) for start in range(0, size, PART)]
+def parts(size: int, most: int = PART) -> list[slice]:
+    """``range(size)`` cut into consecutive slices of at most ``most``: every index is in exactly one."""
+    return [slice(start, min(start + most, size)) for start in range(0, size, most)]
 
 
 class Pool:
@@ -137,8 +137,12 @@ class Bank:
                 self._idle.appendleft(stream)
                 self._free.notify()
 
-    def fill(self, out: NDArray[np.float64], draw: Draw) -> None:
+    def fill(self, out: NDArray[np.float64], draw: Draw, *, few: bool = False) -> None:
         """Fill the one-dimensional ``out``: ``draw(stream, part)`` for parts that cover it, each once.
+
+        Args:
+            few: one part for every thread, for a ``draw`` of many short calls (each of which asks for the interpreter
+                lock); else parts of :data:`PART`.
 
         Raises:
             whatever ``draw`` raises, in any thread, when all threads have stopped.
@@ -154,6 +158,6 @@ class Bank:
                 draw(stream, out[part])
             done.append(part.stop - part.start)
 
-        self._pool.share(fill_part, parts(out.size))
+        self._pool.share(fill_part, parts(out.size, -(-out.size // len(self.streams)) if few else PART))
         if sum(done) != out.size:
             raise AssertionError("a part of the noise was not drawn")  # cannot happen; zeros would be no noise at all

@@ -24,14 +24,15 @@ b̃ = ½ + count/(mB) and the wanted quantile q, is post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from dpml import errors
+from dpml.mechanisms import NoiseSource
 from dpml.mechanisms.lattice import Grid
+from dpml.mechanisms.noise import rounded_normal
 from dpml.ranges import LIMITS
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def noisy_count(
     plan: DPSGDPlan,
     norms: torch.Tensor,
     clip: float,
-    draw: Callable[[float, int], np.ndarray],
+    noise: NoiseSource,
     noise_share: float = 1.0,
     sums: int = 1,
 ) -> float:
@@ -85,11 +86,11 @@ def noisy_count(
 
     Args:
         norms: ``(B,)`` before clipping, of one logical step.
-        draw: ``draw(std, size)`` gives fresh normals.
         noise_share, sums: this process' part of the noise where several add up their counts, and how many do.
     """
-    noise = np.asarray(draw(plan.count_noise_std * noise_share, 1), dtype=np.float64).reshape(1)
-    return float(Grid(0.5, 1, sums).release(np.array([unclipped_count(norms, clip)]), noise)[0])
+    grid = Grid(0.5, 1, sums)
+    steps = rounded_normal(noise, plan.count_noise_std * noise_share, grid.spacing, 1)
+    return float(grid.add(np.array([unclipped_count(norms, clip)]), steps)[0])
 
 
 def next_clip(plan: DPSGDPlan, clip: float, released_count: float) -> float:

@@ -25,8 +25,9 @@ from torch import nn
 
 from dpml.accounting import Event
 from dpml.errors import DataError
-from dpml.mechanisms import NoiseSource, Prefetch, SecretNoise, streams
-from dpml.mechanisms.lattice import MAX_STEPS, Grid
+from dpml.mechanisms import NoiseSource, Prefetch
+from dpml.mechanisms.lattice import Grid
+from dpml.mechanisms.noise import MAX_STEPS, rounded_normal
 from dpml.sgd.adaptive import next_clip, noisy_count
 from dpml.sgd.batches import Batch, Rows, as_rows
 from dpml.sgd.clipping import Clipper
@@ -48,9 +49,8 @@ FLOAT32_MARGIN = 1.0 - 2.0**-10
 of such a sum depends on who else is in it.  A measured margin, not a proof: records that were not made for it exceeded
 C by up to 4e-5 of it; records and an order made for the matrix product's blocks by up to 1 %."""
 
-PIECE = 2**15 - 64
-"""Noise for so many parameters is held at a time by each thread: what its cache holds, and a part of the noise source
-that one thread fills."""
+PIECE = 2**20
+"""Noise for so many parameters is held at a time."""
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +185,6 @@ class Stepper:
         self.plan, self.clipper, self.team = plan, clipper, team or Alone()
         self._ahead = Prefetch(noise) if device.type != "cpu" else None  # a processor has nothing to spare meanwhile
         self.noise: NoiseSource = self._ahead or noise
-        self._pool = streams.Pool(min(streams.usable_threads(), torch.get_num_threads()) - 1)
         self.clip = plan.max_grad_norm
         self.notes = _Diagnostics()
         self._size = clipper.size
@@ -204,30 +203,23 @@ class Stepper:
         total, norms = self.clipper.flat(batch, bound, plan.micro_batch_size, kind, self._total)
         self.notes.record(norms, self.clip)
         std = noise_std(plan, self.clip) * self.team.noise_share
-
-        def release(piece: torch.Tensor) -> None:
-            released_sum(grid, piece, self._drawn(std, len(piece)))
-
-        pieces = in_pieces(total)
-        if isinstance(self.noise, SecretNoise):
-            self._pool.share(release, pieces)
-        else:  # in order: somebody else's source may not bear several threads at once
-            for piece in pieces:
-                release(piece)
+        for piece in in_pieces(total):
+            released_sum(grid, piece, self._drawn(std, grid.spacing, len(piece)))
         noisy = self.team.total(total).div_(normaliser(plan))
         if plan.clipping == "adaptive":
-            count = noisy_count(plan, norms, self.clip, self.noise.normal, self.team.noise_share, self.team.size)
+            count = noisy_count(plan, norms, self.clip, self.noise, self.team.noise_share, self.team.size)
             self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
         return {
             name: value.to(state_dtype(self.clipper.parameters[name]), copy=True)
             for name, value in self.clipper.by_name(noisy).items()
         }
 
-    def _drawn(self, std: float, size: int) -> torch.Tensor:
+    def _drawn(self, std: float, spacing: float, size: int) -> torch.Tensor:
         if self._generator is None:
-            return torch.from_numpy(draw_noise(self.noise, std, size)).to(self.clipper.device)
+            return torch.from_numpy(draw_noise(self.noise, std, spacing, size)).to(self.clipper.device)
         device = self.clipper.device
-        return torch.randn(size, dtype=torch.float64, device=device, generator=self._generator) * std
+        normal = torch.randn(size, dtype=torch.float64, device=device, generator=self._generator)
+        return normal.mul_(std / spacing).round_()
 
     @property
     def noise_std_per_entry(self) -> float:
@@ -240,14 +232,13 @@ class Stepper:
 
 
 def in_pieces(total: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Views of ``(p,)`` that get their noise side by side, so that little of it is held; all at once on CUDA."""
+    """Views of ``(p,)`` that get their noise one after the other, so that little of it is held; all at once on CUDA."""
     return (total,) if total.device.type != "cpu" else total.split(PIECE)
 
 
-def draw_noise(noise: NoiseSource, std: float, size: int) -> np.ndarray:
-    """One fresh noise vector (float64), which the caller may overwrite."""
-    drawn = noise.normal(std, size)
-    return np.array(drawn, dtype=np.float64, copy=None if noise.secret else True)  # a test's source may keep its own
+def draw_noise(noise: NoiseSource, std: float, spacing: float, size: int) -> np.ndarray:
+    """Fresh noise of standard deviation ``std`` for one sum, in steps of the grid (whole numbers, float64)."""
+    return rounded_normal(noise, std, spacing, size)
 
 
 def noise_std(plan: DPSGDPlan, clip: float) -> float:
@@ -265,19 +256,16 @@ def clip_bound(clip: float, grid: Grid, double: bool) -> float:
     return clip * grid.shrink * (1.0 if double else FLOAT32_MARGIN)
 
 
-def released_sum(grid: Grid, total: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """What :meth:`Grid.release` gives, float64 ``(p,)``, on any device.
+def released_sum(grid: Grid, total: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """What :meth:`Grid.add` gives, float64 ``(p,)``, on any device.
 
     Args:
         total: the clipped sum of all parameters ``(p,)``; it becomes the result.
-        noise: ``(p,)``, used up.
+        steps: ``(p,)``, the noise in steps of the grid.
 
     Raises:
         DataError: a sum that is not a number (its sensitivity would not be bounded; clipped sums never are).
     """
-    if total.device.type == "cpu":
-        grid.release(total.numpy(), noise.numpy(), out=total.numpy())
-        return total
     scale = 1.0 / grid.spacing  # exact: the spacing is a power of two
     total.mul_(scale).round_()
     least, greatest = torch.aminmax(total)  # NaN where there is one
@@ -285,8 +273,8 @@ def released_sum(grid: Grid, total: torch.Tensor, noise: torch.Tensor) -> torch.
         if bool(total.isnan().any()):
             raise DataError("a clipped sum is NaN. This is a bug in dpml; please report it.")
         total.clamp_(-MAX_STEPS, MAX_STEPS)
-    total.add_(noise.mul_(scale).round_())
-    return total.mul_(grid.spacing).add_(0.0)  # -0.0 becomes 0.0: the sign of a zero would be a bit without noise
+    total.add_(steps.add_(0.0))  # -0.0 becomes 0.0: the sign of a zero would be a bit without noise
+    return total.mul_(grid.spacing)
 
 
 def _released(model: nn.Module, weights: Tensors, device: torch.device) -> nn.Module:

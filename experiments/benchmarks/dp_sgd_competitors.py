@@ -166,6 +166,10 @@ class TorchNoise:
         """Draws of the given shape, cast to float64."""
         return torch.randn(shape).mul_(std).double().numpy()
 
+    def rounded(self, std: float, spacing: float, size: int) -> np.ndarray:
+        """Draws in steps of a grid, cast to float64."""
+        return torch.randn(size).mul_(std / spacing).round_().double().numpy()
+
     def uniform(self, size: Any) -> np.ndarray:
         """Draws from [0, 1), float64."""
         return torch.rand(size, dtype=torch.float64).numpy()

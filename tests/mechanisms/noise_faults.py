@@ -83,11 +83,14 @@ from dpml.mechanisms import Prefetch, SecretNoise, streams
 PLANT
 LARGE = 4 * streams.PART
 plain, ahead = SecretNoise(threads=3), Prefetch(SecretNoise(threads=2))
+W = 2.0**46  # whole numbers that do not repeat by chance
 def small():
-    return np.concatenate([plain.normal(1.0, 4), plain.uniform(4), ahead.normal(1.0, streams.SMALL)[:4]])
+    drawn = [plain.normal(1.0, 4), plain.uniform(4), plain.rounded(W, 1.0, 4), ahead.normal(1.0, streams.SMALL)[:4]]
+    return np.concatenate(drawn)
 def large():
-    return np.concatenate([plain.normal(1.0, LARGE)[-6:], ahead.normal(1.0, LARGE)[:6]])
-small(), large(), small()
+    drawn = [plain.normal(1.0, LARGE)[-6:], plain.rounded(W, 1.0, LARGE)[-4:], ahead.normal(1.0, LARGE)[:6]]
+    return np.concatenate(drawn)
+small(), small(), large(), small()
 ahead._Prefetch__ahead.pending.result()
 read, write = os.pipe()
 child = os.fork()
@@ -96,8 +99,8 @@ if child == 0:
     os.write(write, large().tobytes())
     os._exit(0)
 for draw in (small, large):
-    theirs, ours = np.frombuffer(os.read(read, 96)), draw()
-    assert theirs.size == ours.size == 12
+    theirs, ours = np.frombuffer(os.read(read, 128)), draw()
+    assert theirs.size == ours.size == 16
     if np.isin(theirs, ours).any():
         os.kill(child, signal.SIGKILL)
         sys.exit(3)

@@ -6,12 +6,11 @@ from fractions import Fraction
 import noise_faults
 import numpy as np
 import pytest
-import ziggurat
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpml import errors
-from dpml.mechanisms import Grid, SecretNoise, lattice
+from dpml.mechanisms import Grid, lattice
 
 sensitivities = st.floats(2.0**-400, 2.0**400)
 
@@ -162,34 +161,14 @@ def test_a_dimension_that_is_none_is_refused(p):
         Grid(1.0, 1, p)
 
 
-# -- the sampler ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("bits", "width"), [(10, 0.125), (12, 0.03), (12, 2.0**-8), (14, 0.7 * 2.0**-6)])
-def test_the_error_of_a_sampler_with_few_bits_is_within_the_bound(bits, width):
-    """Enumerated, not drawn: section 5 bounds it by 4 without table rounding, by 16 with it."""
-    assert 0.0 < ziggurat.relative_error(bits, width) < 4.0 < lattice.CELL_ERROR * 2.0**52
-
-
-def test_the_enumerated_sampler_is_numpys():
-    """Counts of rint(2 |N|) of 4·10^6 draws against the enumerated 14 bits.  Each of 9 cells: binomial, two-sided
-    false alarm 1e-7, plus 1e-3 of the cell for the 38 bits that are missing."""
-    from scipy import stats
-
-    size = 4_000_000
-    sampler, _ = ziggurat.cell_probabilities(14, 0.5)
-    counts = np.bincount(np.rint(np.abs(SecretNoise().normal(2.0, size))).astype(int), minlength=9)
-    for k in range(9):
-        chance = sampler[k] * (1 if k == 0 else 2)
-        low, high = stats.binom.ppf(5e-8, size, chance * 0.999), stats.binom.isf(5e-8, size, chance * 1.001)
-        assert low <= counts[k] <= high
-
-
+# -- the sampler (its law: test_rounded.py) -------------------------------------------------------------------------
 def test_the_distance_of_the_sampler():
-    """The formula by hand for C = 1, p = 4, std 2: g = 2^-12, 100 releases: √(400/2) · 16 · 2^-52 · 2 / 2^-12."""
+    """The formula by hand: √(T p/2) · 2^-46, for p = 4 (g = 2^-12) and T = 100 or 0."""
     grid = Grid(1.0, 4)
-    assert grid.sampler_distance(2.0, 100) == pytest.approx(math.sqrt(200) * 2.0**-35)
+    assert grid.sampler_distance(2.0, 100) == pytest.approx(math.sqrt(200) * 2.0**-46, rel=1e-15)
     assert grid.sampler_distance(2.0, 0) == 0.0
-    assert grid.sampler_distance(1e30, 100) == 1.0
-    for std in (0.0, -1.0, math.nan, math.inf, grid.spacing * 255):
+    assert Grid(1.0, 1 << 62).sampler_distance(1.0, 1 << 62) == 1.0
+    for std in (0.0, -1.0, math.nan, math.inf, grid.spacing * 255, grid.spacing * 2.0**48):
         with pytest.raises(errors.ConfigError, match="std"):
             grid.sampler_distance(std)
     for releases in (-1, 1.5, True):

@@ -110,7 +110,7 @@ def test_there_is_no_seed_and_no_key_to_see():
         SecretNoise(seed=1)
     source = SecretNoise()
     assert repr(source) == str(source) == "SecretNoise()"
-    assert [name for name in dir(source) if not name.startswith("_")] == ["normal", "secret", "uniform"]
+    assert [name for name in dir(source) if not name.startswith("_")] == ["normal", "rounded", "secret", "uniform"]
     with pytest.raises(AttributeError):
         source.secret = False
 

@@ -153,7 +153,13 @@ def test_it_is_a_source_that_cannot_be_copied_or_looked_into():
     with Prefetch(SecretNoise()) as ahead:
         assert isinstance(ahead, NoiseSource)
         assert repr(ahead) == "Prefetch(SecretNoise())"
-        assert [name for name in dir(ahead) if not name.startswith("_")] == ["close", "normal", "secret", "uniform"]
+        assert [name for name in dir(ahead) if not name.startswith("_")] == [
+            "close",
+            "normal",
+            "rounded",
+            "secret",
+            "uniform",
+        ]
         for operation in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="repeat the noise"):
                 operation(ahead)

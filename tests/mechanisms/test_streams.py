@@ -141,7 +141,7 @@ def test_an_error_in_a_thread_reaches_the_caller_when_all_have_stopped(where):
 
 def test_a_part_that_nobody_drew_is_an_error(monkeypatch):
     whole = streams.parts
-    monkeypatch.setattr(streams, "parts", lambda size: whole(size)[1:])
+    monkeypatch.setattr(streams, "parts", lambda size, most: whole(size, most)[1:])
     with pytest.raises(AssertionError, match="not drawn"):
         SecretNoise(threads=2).normal(1.0, noise_faults.LARGE)
 

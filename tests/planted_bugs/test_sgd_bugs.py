@@ -85,8 +85,8 @@ def test_one_noise_draw_per_micro_batch_from_the_source(monkeypatch):
     checks.one_noise_draw_per_step()
     whole = engine.draw_noise
 
-    def per_micro_batch(plan, noise, size):
-        return sum(whole(plan, noise, size) for _ in range(3))
+    def per_micro_batch(*asked):
+        return sum(whole(*asked) for _ in range(3))
 
     monkeypatch.setattr(engine, "draw_noise", per_micro_batch)
     caught(checks.one_noise_draw_per_step)
@@ -117,8 +117,8 @@ def test_one_noise_draw_used_again(monkeypatch):
     checks.noise_is_fresh_in_every_step_and_coordinate()
     whole, kept = engine.draw_noise, []
 
-    def frozen(plan, noise, size):
-        kept.append(whole(plan, noise, size).copy())
+    def frozen(*asked):
+        kept.append(whole(*asked).copy())
         return kept[(len(kept) - 1) // 2 * 2].copy()  # every draw serves two steps
 
     monkeypatch.setattr(engine, "draw_noise", frozen)
@@ -129,7 +129,7 @@ def test_one_noise_draw_shared_by_coordinates(monkeypatch):
     checks.noise_is_fresh_in_every_step_and_coordinate()
     whole = engine.draw_noise
     monkeypatch.setattr(
-        engine, "draw_noise", lambda plan, noise, size: np.repeat(whole(plan, noise, (size + 1) // 2), 2)[:size]
+        engine, "draw_noise", lambda *asked: np.repeat(whole(*asked[:-1], (asked[-1] + 1) // 2), 2)[: asked[-1]]
     )
     caught(checks.noise_is_fresh_in_every_step_and_coordinate)
 

@@ -55,14 +55,14 @@ def test_a_stream_that_starts_again_at_every_request(monkeypatch):
 def test_a_slice_left_out(monkeypatch):
     checks.every_entry_is_filled_once()
     whole = streams.parts
-    monkeypatch.setattr(streams, "parts", lambda size: whole(size)[:-1])
+    monkeypatch.setattr(streams, "parts", lambda size, most: whole(size, most)[:-1])
     caught(checks.every_entry_is_filled_once)
 
 
 def test_a_slice_filled_twice_in_another_ones_place(monkeypatch):
     checks.every_entry_is_filled_once()
     whole = streams.parts
-    monkeypatch.setattr(streams, "parts", lambda size: [whole(size)[0], *whole(size)[:-1]])
+    monkeypatch.setattr(streams, "parts", lambda size, most: [whole(size, most)[0], *whole(size, most)[:-1]])
     caught(checks.every_entry_is_filled_once)
 
 
@@ -70,8 +70,8 @@ def test_a_prefetched_vector_served_twice(monkeypatch):
     checks.prefetched_draws_are_served_once()
     whole, kept = Prefetch._next, {}
 
-    def again(self, size):
-        kept[size] = kept[size] if size in kept else whole(self, size)
+    def again(self, kind, size):
+        kept[size] = kept[size] if size in kept else whole(self, kind, size)
         return kept.pop(size) if len(kept) > 2 else kept[size].copy()
 
     monkeypatch.setattr(Prefetch, "_next", again)
@@ -140,7 +140,7 @@ def test_a_spacing_that_is_no_power_of_two(monkeypatch):
 
 def test_no_saturation(monkeypatch):
     checks.extremes_do_not_spread_neighbours()
-    monkeypatch.setattr(lattice, "saturated", lambda values, limit: values)
+    monkeypatch.setattr(lattice, "saturated", lambda steps: steps)
     caught(checks.extremes_do_not_spread_neighbours)
 
 

@@ -75,7 +75,7 @@ def the_count_has_its_noise():
     plan = small_plan(clipping="adaptive", noise_multiplier=0.5, count_noise=3.0)
     norms, source = torch.linspace(0.1, 1.0, 10, dtype=torch.float64), FixedNoise(11)
     true = 63 / 64 * sum(min(max((1.125 - norm / 0.45) / 0.25, 0.0), 1.0) - 0.5 for norm in norms.tolist())
-    released = np.array([adaptive.noisy_count(plan, norms, 0.45, source.normal) for _ in range(4000)])
+    released = np.array([adaptive.noisy_count(plan, norms, 0.45, source) for _ in range(4000)])
     statistic = float(((released - true) ** 2).sum()) / 3.0**2
     assert min(stats.chi2.cdf(statistic, 4000), stats.chi2.sf(statistic, 4000)) > FALSE_ALARM / 2
 

@@ -23,7 +23,7 @@ _OF_FILE = {
     "stage": "stages", "tracking": "boundary", "feature": "data", "audit": "audit", "run_audit": "audit",
     "audit_folder": "audit",
     "sgd_noise": "noise", "sgd_sampling": "sampler", "sgd_resume": "ledger", "sgd_batches": "data",
-    "sweep": "ledger", "whitening": "data",
+    "sweep": "ledger", "whitening": "data", "rounded": "noise",
 }  # fmt: skip
 _OF_SEAM = (
     ("sampler", r"poisson_indices$"),

@@ -183,13 +183,6 @@ def test_the_generator_of_a_device_is_used_only_where_asked_and_seeded_by_the_sy
     assert closed == [True]
 
 
-def test_as_many_threads_as_torch_may_use_the_calling_one_included(monkeypatch: pytest.MonkeyPatch) -> None:
-    for usable, allowed, helpers in ((8, 3, 2), (2, 3, 1), (1, 1, 0)):
-        monkeypatch.setattr(engine.streams, "usable_threads", lambda n=usable: n)
-        monkeypatch.setattr(torch, "get_num_threads", lambda n=allowed: n)
-        assert stepper(small_plan())[0]._pool.count == helpers
-
-
 def test_the_noise_of_a_gradient_is_c_sigma_over_b() -> None:
     made, _ = stepper(small_plan(noise_multiplier=3.0))
     assert made.noise_std_per_entry == pytest.approx(0.5 * 3.0 / 10, rel=1e-15)
@@ -198,7 +191,7 @@ def test_the_noise_of_a_gradient_is_c_sigma_over_b() -> None:
 def test_a_source_keeps_the_array_that_it_gave() -> None:
     kept = np.arange(5.0)
     source = SimpleNamespace(secret=False, normal=lambda std, size: kept)
-    drawn = engine.draw_noise(source, 1.0, 5)  # type: ignore[arg-type]
+    drawn = engine.draw_noise(source, 1.0, 1.0, 5)  # type: ignore[arg-type]
     drawn += 1.0
     assert kept.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
@@ -238,7 +231,8 @@ def test_the_released_sum_of_a_device_by_hand() -> None:
     noises = [0.4 * g, 0.6 * g, -0.6 * g, -0.3 * g, 2.5 * g, 0.0, -g, 0.0, 0.0, 5.2 * g]
     expected = [0.0, 1.0, 1.0, 0.0, 9.0, most, -most - 1, most, -most, 3.0]
     for count in (5, 10):
-        released = engine.released_sum(grid, elsewhere(totals[:count]), elsewhere(noises[:count]))
+        steps = [float(round(noise / g)) for noise in noises[:count]]
+        released = engine.released_sum(grid, elsewhere(totals[:count]), elsewhere(steps))
         assert (released.as_subclass(torch.Tensor) / g).tolist() == expected[:count]
         assert not torch.signbit(released.as_subclass(torch.Tensor)[[0, 3]]).any()
     with pytest.raises(DataError, match="NaN"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -271,11 +272,12 @@ def test_the_count_is_released_on_a_grid_that_holds_all_counts():
     """Low bits of count + noise cannot tell which count it was: with one noise, two counts are less than ½ apart."""
     made = small_plan(clipping="adaptive", noise_multiplier=0.5, count_noise=math.pi)
     norms = torch.linspace(0.1, 1.0, 10, dtype=torch.float64)
-    one, two = (adaptive.noisy_count(made, part, 0.45, FixedNoise(3).normal) for part in (norms, norms[1:]))
+    one, two = (adaptive.noisy_count(made, part, 0.45, FixedNoise(3)) for part in (norms, norms[1:]))
     assert 0.48 < abs(one - two) <= 0.5
     assert float(one * 2**13).is_integer()
     drawn = []
-    adaptive.noisy_count(made, norms, 0.45, lambda std, size: drawn.append(std) or np.zeros(size), noise_share=0.5)
+    source = SimpleNamespace(normal=lambda std, size: drawn.append(std) or np.zeros(size))
+    adaptive.noisy_count(made, norms, 0.45, source, noise_share=0.5)
     assert drawn == [math.pi / 2]
 
 
@@ -294,8 +296,9 @@ def test_the_clipping_norm_settles_at_the_quantile():
         clipping="adaptive", noise_multiplier=0.5, expected_batch_size=100, target_quantile=0.7, count_noise=5.0
     )
     norms, clip = torch.arange(1, 101, dtype=torch.float64) / 100, 0.01
+    silent = SimpleNamespace(normal=lambda std, size: np.zeros(size))
     for _ in range(400):
-        clip = adaptive.next_clip(made, clip, adaptive.noisy_count(made, norms, clip, lambda std, size: np.zeros(size)))
+        clip = adaptive.next_clip(made, clip, adaptive.noisy_count(made, norms, clip, silent))
     assert 0.69 < clip < 0.72
 
 

@@ -270,8 +270,8 @@ def test_no_key_no_noise_and_no_coins_are_in_the_checkpoint(tmp_path, monkeypatc
         return real(key=key, counter=counter)
 
     class Spied(noise_module.SecretNoise):
-        def normal(self, std, shape):
-            drawn.append(super().normal(std, shape))
+        def rounded(self, std, spacing, size):
+            drawn.append(super().rounded(std, spacing, size))
             return drawn[-1].copy()
 
         def uniform(self, size):
@@ -290,7 +290,7 @@ def test_no_key_no_noise_and_no_coins_are_in_the_checkpoint(tmp_path, monkeypatc
         forms = [str(key).encode(), f"{key:x}".encode(), key.to_bytes(size, "little"), key.to_bytes(size, "big")]
         assert not any(form in raw for form in forms)
     for values in drawn:
-        for numbers in (values, values.astype(np.float32)):
+        for numbers in (values, values.astype(np.float32), values.astype(np.int32)):
             assert numbers[:2].tobytes() not in raw
     assert set(sgd.load_state(checkpoint_path(tmp_path / "run"))) == {"step", "parameters", "optimizer", "clip"}
 

@@ -325,7 +325,7 @@ def test_a_source_of_somebody_else_is_never_asked_by_two_threads(monkeypatch):
     plan = replace(small_plan(), steps=2)
     run(plan, X, y, noise=Logged(Elsewhere()))
     assert not shared
-    run(plan, X, y, noise=SecretOfOurs())
+    SecretNoise(threads=2).rounded(1.0, 2.0**-13, streams.PARALLEL_FROM)
     assert shared
 
 
@@ -335,14 +335,6 @@ class Logged:
     def __init__(self, source):
         self.source, self.log = source, []
         self.secret, self.normal, self.uniform = source.secret, source.normal, source.uniform
-
-
-class SecretOfOurs(SecretNoise):
-    """As ours, with that list."""
-
-    def __init__(self):
-        super().__init__(threads=2)
-        self.log = []
 
 
 def test_a_second_interrupt_waits_for_the_helpers_too(monkeypatch):
