@@ -141,13 +141,14 @@ class Bank:
         """Fill the one-dimensional ``out``: ``draw(stream, part)`` for parts that cover it, each once.
 
         Args:
-            few: one part for every thread, for a ``draw`` of many short calls (each of which asks for the interpreter
-                lock); else parts of :data:`PART`.
+            few: for a ``draw`` of many short calls, each of which asks for the interpreter lock: one part for every
+                thread, and the asking thread alone where there are two only (measured: beside torch, whose idle
+                thread keeps the other processor busy, the second one saves nothing); else parts of :data:`PART`.
 
         Raises:
             whatever ``draw`` raises, in any thread, when all threads have stopped.
         """
-        if out.size < PARALLEL_FROM or len(self.streams) == 1:
+        if out.size < PARALLEL_FROM or len(self.streams) < (3 if few else 2):
             with self._held() as stream:
                 draw(stream, out)
             return

@@ -116,7 +116,7 @@ def the_rest_has_its_law() -> None:
 
 def draws_have_the_ideal_law(source: object = None, ratio: float = 256.0, size: int = 400_000) -> None:
     """χ² of draws of a secret source against P, by one large and many short requests; false alarm 1e-7 each."""
-    source = source or SecretNoise(threads=2)
+    source = source or SecretNoise(threads=3)
     reach = int(8 * ratio)
     chance = np.array([float(x) for x in ideal(ratio, np.arange(-reach, reach + 1))])
     short = [noise.rounded_normal(source, ratio, 1.0, 1000) for _ in range(size // 1000)]
@@ -128,7 +128,7 @@ def draws_have_the_ideal_law(source: object = None, ratio: float = 256.0, size: 
 
 def wide_draws_are_normal_down_to_the_last_bit(ratio: float) -> None:
     """400,000 draws: Kolmogorov-Smirnov, the variance, the last 8 bits and neighbours' correlation; 1e-7 each."""
-    drawn = SecretNoise(threads=2).rounded(ratio, 1.0, 400_000)
+    drawn = SecretNoise(threads=3).rounded(ratio, 1.0, 400_000)
     assert (drawn == np.rint(drawn)).all()
     assert stats.kstest(drawn / ratio, "norm").pvalue > FALSE_ALARM
     variance = float(np.square(drawn / ratio).sum())
@@ -145,7 +145,7 @@ def wide_draws_are_normal_down_to_the_last_bit(ratio: float) -> None:
 def no_draw_is_served_twice() -> None:
     """Short and long requests, the same and changing deviations, in advance or not: 1e5 numbers, all different."""
     n = streams.SMALL
-    source = SecretNoise(threads=2)
+    source = SecretNoise(threads=3)
     served = [source.rounded(WIDE, 1.0, size) for size in [5, 1000, 1000, 3000, n - 1, 1000, 3 * n, 1000] * 3]
     for std in (WIDE, WIDE * 1.5, WIDE, WIDE * 1.5, WIDE, WIDE):
         served.append(source.rounded(std, 1.0, 500))

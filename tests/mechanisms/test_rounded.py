@@ -72,7 +72,7 @@ def test_no_draw_is_served_twice():
 
 
 def test_sizes_around_every_limit():
-    source = SecretNoise(threads=2)
+    source = SecretNoise(threads=3)
     edges = (0, 1, streams.SMALL, rounded.BLOCK, streams.PARALLEL_FROM)
     for size in sorted({max(edge + shift, 0) for edge in edges for shift in (-1, 0, 1)}):
         for ratio in (300.0, 2.0**30, 2.0**45):

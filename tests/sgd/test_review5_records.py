@@ -325,7 +325,7 @@ def test_a_source_of_somebody_else_is_never_asked_by_two_threads(monkeypatch):
     plan = replace(small_plan(), steps=2)
     run(plan, X, y, noise=Logged(Elsewhere()))
     assert not shared
-    SecretNoise(threads=2).rounded(1.0, 2.0**-13, streams.PARALLEL_FROM)
+    SecretNoise(threads=3).rounded(1.0, 2.0**-13, streams.PARALLEL_FROM)
     assert shared
 
 
