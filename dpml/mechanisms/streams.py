@@ -125,17 +125,21 @@ class Bank:
 
     @contextmanager
     def _held(self) -> Iterator[np.random.Generator]:
-        """A generator that nobody else draws from meanwhile."""
-        with self._free:
-            while not self._idle:
-                self._free.wait()
-            stream = self._idle.popleft()
+        """A generator that nobody else draws from meanwhile; it is free again also after an interrupt at any point."""
+        stream: np.random.Generator | None = None
         try:
+            with self._free:
+                while not self._idle:
+                    self._free.wait()
+                stream = self._idle[0]
+                self._idle.popleft()
             yield stream
         finally:
-            with self._free:
-                self._idle.appendleft(stream)
-                self._free.notify()
+            if stream is not None:
+                with self._free:
+                    if not any(idle is stream for idle in self._idle):
+                        self._idle.appendleft(stream)
+                    self._free.notify()
 
     def fill(self, out: NDArray[np.float64], draw: Draw, *, few: bool = False) -> None:
         """Fill the one-dimensional ``out``: ``draw(stream, part)`` for parts that cover it, each once.

@@ -34,6 +34,7 @@ from dpml.sgd.per_example import (
     Tensors,
     batch_size,
     filled_up,
+    kept_values,
     per_example_gradients,
     refuse_device_error,
     trainable,
@@ -129,6 +130,7 @@ class _Finding:
     recipe: Recipe | None
     reason: str
     fault: Exception | None
+    kept: int = 0
 
 
 _findings: WeakKeyDictionary[nn.Module, dict[Any, _Finding]] = WeakKeyDictionary()
@@ -158,7 +160,7 @@ class Clipper:
                 f"engine = 'one_backward' does not fit this model: {self.reason}. Use engine='auto', which runs such "
                 "a model record by record."
             )
-        self._recipe = finding.recipe
+        self._recipe, self._kept = finding.recipe, finding.kept
         self._layers = len({layer_of(name) for name in self.parameters})
         self._batches = Batches(model, loss_fn)
         self.size = sum(p.numel() for p in self.parameters.values())
@@ -235,7 +237,7 @@ class Clipper:
                 piece = tree_map(lambda t, f=first, e=last: t[f:e], part)
                 yield from self._clipped(piece, last - first, least, max_grad_norm, clipping)
         else:
-            most = default_micro_batch(sum(p.numel() for p in self.parameters.values()), self.device.type)
+            most = default_micro_batch(self.size + self._kept, self.device.type)
             for start in range(0, size, most):
                 piece = tree_map(lambda t, s=start: t[s : s + most], part)
                 alone = per_example_gradients(self._model, self._loss_fn, piece, min(least, most))
@@ -257,13 +259,13 @@ class Clipper:
         if self._recipe is not None:
             most = ACTIVATION_BYTES[kind] / max(2.0 * self._recipe.bytes_per_record, 1.0)
             return max(1, min(MOST_RECORDS, int(most)))
-        return default_micro_batch(sum(p.numel() for p in self.parameters.values()), kind)
+        return default_micro_batch(self.size + self._kept, kind)
 
 
-def default_micro_batch(n_parameters: int, device_type: str = "cpu") -> int:
-    """Records run alone whose gradients are held at once: B × p values, whatever the batch."""
+def default_micro_batch(n_values: int, device_type: str = "cpu") -> int:
+    """Records run alone that are held at once: B × (gradients and activations of one) values, whatever the batch."""
     values = PER_EXAMPLE_VALUES.get(device_type, PER_EXAMPLE_VALUES["cuda"])
-    return max(1, min(MOST_RECORDS, values // max(n_parameters, 1)))
+    return max(1, min(MOST_RECORDS, values // max(n_values, 1)))
 
 
 def _find(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _Finding:
@@ -293,21 +295,26 @@ def _find(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
 
 
 def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _Finding:
-    with own_random_numbers(next(p.device for p in model.parameters() if p.requires_grad)):
+    device = next(p.device for p in model.parameters() if p.requires_grad)
+    with own_random_numbers(device):
         fault = try_on_zeros(model, loss_fn, batch)
     recipe, reason = None, ""
     try:
         recipe = make_recipe(model, loss_fn, batch, per_example_gradients)
     except Unsupported as error:
         reason = str(error)
+    kept = int(recipe.bytes_per_record) // 4 if recipe is not None else 0
+    if fault is None and (recipe is None or engine == "per_example"):
+        with own_random_numbers(device):
+            kept = kept_values(model, loss_fn, batch)
     if engine == "per_example":
-        return _Finding(None, "no recipe asked for", fault)
+        return _Finding(None, "no recipe asked for", fault, kept)
     if recipe is None and engine == "auto":
         _log.info("every record is run alone, which is slower: the model has %s", reason)
     if recipe is not None and recipe.by_themselves:
         listed = "; ".join(f"{kind} ({', '.join(names)})" for kind, names in recipe.by_themselves.items())
         _log.info("run for every record by itself, which is slower, the rest in one backward pass: %s", listed)
-    return _Finding(recipe, reason, fault)
+    return _Finding(recipe, reason, fault, kept)
 
 
 def _plain(thing: Any, depth: int = 2) -> tuple[Any, ...]:

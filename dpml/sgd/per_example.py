@@ -96,6 +96,31 @@ def try_on_zeros(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Excepti
     return None
 
 
+def kept_values(model: nn.Module, loss_fn: LossFunction, batch: Any) -> int:
+    """How many numbers autograd keeps for the backward pass of one record of zeros, beside the weights; 0 if it fails.
+
+    No value of a record is used.
+    """
+    zeros = tree_map(lambda t: t.new_zeros(t.shape[1:]), batch)
+    gradient = _Gradient(model, loss_fn)
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        root = tensor if tensor._base is None else tensor._base
+        if root.grad_fn is not None or not root.requires_grad:  # else a weight, or a view of one
+            sizes[root.untyped_storage().data_ptr()] = root.numel()
+        return tensor
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            gradient(gradient.values, zeros)
+    except FATAL:
+        raise
+    except Exception:
+        return 0
+    return sum(sizes.values())
+
+
 def per_example_gradients(model: nn.Module, loss_fn: LossFunction, batch: Any, least: int = 1) -> Tensors:
     """Gradients ``(B, *shape)`` of each record's own loss, by name; NaN for a record that raises an error.
 

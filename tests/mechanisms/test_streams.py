@@ -1,6 +1,8 @@
 """Several streams in threads: everything is filled once, nothing twice, by whom it should, in every thread."""
 
+import inspect
 import os
+import sys
 import threading
 
 import noise_faults
@@ -111,6 +113,34 @@ def test_coins_and_single_numbers_do_not_wait_for_a_large_draw():
             worker.start()
             worker.join(30)
             assert not worker.is_alive()
+
+
+def test_an_interrupt_at_any_line_of_taking_a_stream_neither_loses_nor_doubles_it():
+    """Raised before each line of ``Bank._held`` in turn, up to its ``finally``, by a trace function as by a signal."""
+    code = streams.Bank._held.__wrapped__.__code__
+    text = inspect.getsource(code).splitlines()
+    end = code.co_firstlineno + next(i for i, line in enumerate(text) if line.strip() == "finally:")
+    interrupted = set()
+    for count in range(1, 30):
+        bank, seen = SecretNoise(threads=1)._current().small, []
+
+        def trace(frame, event, _, seen=seen, count=count):
+            if frame.f_code is code and event == "line":
+                seen.append(frame.f_lineno)
+                if len(seen) == count and frame.f_lineno < end:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            bank.fill(np.empty(4), lambda stream, part: stream.standard_normal(out=part))
+        except KeyboardInterrupt:
+            interrupted.add(seen[-1])
+        finally:
+            sys.settrace(before)
+        assert list(bank._idle) == list(bank.streams)
+    assert len(interrupted) >= 6
 
 
 @pytest.mark.parametrize("where", ["MainThread", "dpml-noise"])

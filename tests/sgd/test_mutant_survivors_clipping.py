@@ -95,3 +95,29 @@ def test_micro_batches_of_one_record_and_no_records(engine: str) -> None:
     sums, norms = clipped_gradient(model, squared, batch[:0], 1.0, engine=engine)
     assert norms.shape == (0,)
     assert not any(value.any() for value in sums.values())
+
+
+def test_records_run_alone_are_few_where_each_keeps_much() -> None:
+    """Conv → tanh → conv → linear on 10,000 positions keeps the input, 4 × 10,000 tanhs and the last layer's input:
+    60,000 numbers (and a few for the loss) beside 20,031 parameters.  The result is that of any other number."""
+    layers = (
+        torch.nn.Conv1d(1, 4, 3, padding=1), torch.nn.Tanh(), torch.nn.Conv1d(4, 1, 3, padding=1), torch.nn.Flatten(),
+        torch.nn.Linear(10_000, 2),
+    )  # fmt: skip
+    model = torch.nn.Sequential(*layers)
+    clipper = Clipper(model, squared, torch.zeros(2, 1, 10_000), "per_example")
+    assert 2**22 // (80_031 + 20) <= clipper.micro_batch <= 2**22 // 80_031
+    batch = torch.randn(3, 1, 10_000, generator=torch.Generator().manual_seed(0))
+    one_by_one = clipper(batch, 1.0, 1)[0]
+    for name, value in clipper(batch, 1.0)[0].items():
+        assert torch.allclose(value, one_by_one[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_whose_zeros_fail_is_cut_by_its_parameters() -> None:
+    def no_zeros(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if not bool(batch.any()):
+            raise ValueError("zeros")
+        return squared(model, batch)
+
+    clipper = Clipper(torch.nn.Linear(2**12, 4), no_zeros, torch.zeros(2, 2**12), "per_example")
+    assert clipper.micro_batch == 2**22 // (2**14 + 4)
