@@ -1,6 +1,6 @@
-"""Mutation testing of the five most critical files: does some test notice when one operator or constant is changed?
+"""Mutation testing of the six most critical files: does some test notice when one operator or constant is changed?
 
-    python experiments/mutants.py                     # 200 seeded mutants; the score, survivors with their lines
+    python experiments/mutants.py                     # 240 seeded mutants; the score, survivors with their lines
     python experiments/mutants.py --report            # score and counts of the outcomes that are kept; runs nothing
     python experiments/mutants.py --number 20 --files dpml/mechanisms/lattice.py
     python experiments/mutants.py --list
@@ -48,6 +48,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/mechanisms/test_lattice.py",
         "tests/planted_bugs/test_sgd_noise_bugs.py",
     ),
+    "dpml/mechanisms/rounded.py": ("tests/mechanisms/test_rounded.py", "tests/planted_bugs/test_rounded_bugs.py"),
     "dpml/accounting/ledger.py": (
         "tests/planted_bugs/test_ledger_bugs.py", "tests/accounting/test_mutant_limits.py",
         "tests/fuzz/test_fuzz_ledger.py", "tests/accounting/test_ledger.py",
@@ -287,7 +288,7 @@ def argument(mutant: Mutant) -> str:
 def main() -> int:
     """0 if at least ``--score`` of the mutants are killed."""
     parser = argparse.ArgumentParser(description="Mutation testing of the most critical files.")
-    parser.add_argument("--number", type=int, default=200, help="mutants in all (200)")
+    parser.add_argument("--number", type=int, default=240, help="mutants in all (240)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--files", nargs="*", default=list(TESTS), choices=list(TESTS))
     parser.add_argument("--output", type=Path, default=OUTPUT, help="outcomes; an earlier run goes on")
