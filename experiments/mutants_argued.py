@@ -47,14 +47,13 @@ ARGUED: dict[tuple[str, str, str], str] = {
         "The upper end of δ is rounded up by a few units in the last place more: still a bound, and no looser than "
         "the contour sum itself, whose error is larger."
     ),
-    (ENGINE, "PIECE = 2**15 - 64", "15 -> 16"): (
-        "How many numbers of noise are drawn at a time, for the processor's cache: each coordinate gets one fresh draw "
-        "of the same source either way, and no budget depends on it."
+    (ENGINE, "PIECE = 2**20", "20 -> 21"): (
+        "How much noise is held at a time: memory and time, the same draws of the same sampler."
     ),
     (ENGINE, "if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):", "GtE -> Gt"): (
         "Differs only for a sum of exactly -2^52 steps, which is then clamped to -2^52 steps: the same number."
     ),
-    (CLIPPING, "return max(1, min(MOST_RECORDS, values // max(n_parameters, 1)))", "1 -> 2"): (
+    (CLIPPING, "return max(1, min(MOST_RECORDS, values // max(n_values, 1)))", "1 -> 2"): (
         "The 1 is there against a division by zero; with 0 or 1 parameters the limit of 4096 records holds either way."
     ),
     (CLIPPING, _LEAST, "1 -> 0"): "At least 0 records or at least 1: neither fills up a batch that holds any.",

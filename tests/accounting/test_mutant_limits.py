@@ -24,11 +24,12 @@ def test_the_grids_largest_numbers(name: str, most: int) -> None:
         Grid(1.0, **{"dimension": 1, name: most + 1})
 
 
-def test_the_least_noise_is_of_256_spacings() -> None:
+def test_the_least_and_the_most_noise_are_256_and_2_to_the_47_spacings() -> None:
     grid = Grid(1.0, 4)
-    assert grid.sampler_distance(grid.spacing * 256) > 0
-    with pytest.raises(ConfigError, match="at least 2"):
-        grid.sampler_distance(grid.spacing * 255.9)
+    for inside, outside in ((256.0, 255.9), (2.0**47, 2.0**47 * 1.001)):
+        assert grid.sampler_distance(grid.spacing * inside) > 0
+        with pytest.raises(ConfigError, match="spacings of the grid"):
+            grid.sampler_distance(grid.spacing * outside)
 
 
 # -- accounting/ledger.py ---------------------------------------------------------------------------------------------
