@@ -355,6 +355,7 @@ def noise_speed(quick: bool) -> list[Figure]:
         draws: dict[str, Callable[[], object]] = {
             "secret": lambda: source.normal(1.0, size),
             "alone": lambda: alone.normal(1.0, size),
+            "steps": lambda: alone.rounded(2.0**21, 1.0, size),
             "float64": lambda: torch.randn(size, dtype=torch.float64),
             "float32": lambda: torch.randn(size),
         }
@@ -364,6 +365,8 @@ def noise_speed(quick: bool) -> list[Figure]:
         quotient(f"{title} ÷ torch.randn in float64 on one thread", times["secret"], times["float64"], NOISE_TARGET),
         quotient(f"{title}, one thread ÷ the same", times["alone"], times["float64"]),
         quotient(f"{title} ÷ torch.randn in float32 on one thread", times["secret"], times["float32"]),
+        quotient(f"{size} whole steps of noise, one thread ÷ torch.randn in float64", times["steps"], times["float64"]),
+        quotient(f"{size} whole steps of noise, one thread ÷ torch.randn in float32", times["steps"], times["float32"]),
     ]
 
 

@@ -23,17 +23,23 @@ from dpml.mechanisms import SecretNoise
 SIZES = (1_000, 2**20)
 ROUNDS, QUICK_ROUNDS = 40, 3
 ALONE, SEVERAL = "ours, one thread", "ours"
-KINDS = ("normal", "uniform")
+KINDS = ("normal", "rounded normal", "uniform")
 TARGETED = ("normal", 2**20, SEVERAL, "torch, float64")  # the pair that dp_sgd.py has a target for
 
 
 def draws(kind: str, size: int) -> dict[str, Callable[[], object]]:
     """What draws ``size`` standard normals or uniforms, by name; one call is one array."""
     alone, several, numpy = SecretNoise(threads=1), SecretNoise(), np.random.default_rng()
-    if kind == "normal":
+    if kind != "uniform":
+        ours = several.normal, alone.normal
+        if kind == "rounded normal":  # the noise of DP-SGD in steps of its grid; the peers' draws are not rounded
+            ours = (
+                lambda std, many: several.rounded(2.0**21, std, many),
+                lambda std, many: alone.rounded(2.0**21, std, many),
+            )
         return {
-            SEVERAL: lambda: several.normal(1.0, size),
-            ALONE: lambda: alone.normal(1.0, size),
+            SEVERAL: lambda: ours[0](1.0, size),
+            ALONE: lambda: ours[1](1.0, size),
             "torch, float64": lambda: torch.randn(size, dtype=torch.float64),
             "torch, float32": lambda: torch.randn(size),
             "numpy, float64": lambda: numpy.standard_normal(size),
