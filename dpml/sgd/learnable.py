@@ -234,7 +234,7 @@ def _shaken(model: nn.Module, double: bool, size: float) -> nn.Module:
 
 def _records(batch: Any, double: bool, top: int, zeros_only: bool) -> Iterator[Any]:
     """Made-up records (1, …): normal numbers, numbers from 0 to 1, large ones, zeros; whole numbers below ``top``."""
-    normal = tree_map(lambda t: _drawn(t, double, top)[:RECORDS], batch)
+    normal = tree_map(lambda t: _drawn(t, double, top, t.device)[:RECORDS], batch)
     kinds = (
         normal,
         tree_map(lambda t: torch.rand_like(t) if t.is_floating_point() else t, normal),

@@ -1,12 +1,17 @@
 """What is found out about a model on made-up records, before the data's own are run together.
 
 The sums of :mod:`dpml.sgd.one_backward` are right only for a model and a loss that treat records separately.  Here a
-copy with shaken weights (a zero initialisation would hide mixing), in float64 where that works, meets made-up records:
+copy with shaken weights (a zero initialisation would hide mixing), in float64 where that works, meets made-up records,
+on the CPU if that works: a token or label out of range is an error there, and the end of the device on CUDA.
 
 *   batches of 2 and of 3, to see along which axis the records lie at each use of a parameter;
 *   gradients and norms of 3 records together must be those of each alone;
 *   in a batch of 13, another half of the records (not a number where they are real-valued) must change neither losses
     nor gradient norms of the rest;
+*   the same again with marks of what is left out (-100, -1, 255, the rows of an embedding that stand for padding) in
+    whole numbers, where the model takes them: means over a batch's unmarked entries would move, and columns that only
+    some records fill;
+*   the same again in the model's own type, in which ``x.float()`` is no copy: nothing may write into the records then;
 *   no records may be indexed, sorted or rolled along their own axis: whose row is whose could then depend on data;
 *   nothing may read a value into Python, draw random numbers (dropout apart) or write into a parameter;
 *   the same records must give the same losses twice: a model that remembers earlier calls is refused altogether.
@@ -43,6 +48,8 @@ Alone = Callable[[nn.Module, LossFunction, Any], Tensors]
 MANY = 13  # records of the larger batch: a prime, and memory for no more
 SHAKE = 0.1
 HUGE = 1e4
+CPU = torch.device("cpu")
+MARKS = (-100, -1, 255)  # what losses leave out: torch's ignore_index, and two common ones
 HIGHEST = (1000, 100, 30, 8, 6, 5, 4, 3)  # whole numbers are drawn below the first that the model takes, leaf by leaf,
 LOWEST = (2, 1)  # ... or below these
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -60,48 +67,97 @@ def make_recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alon
         Unsupported: with the reason; the batch must then be run record by record.
         ModelError: the model remembers earlier calls.
     """
+    own = next(p.device for p in model.parameters() if p.requires_grad)
+    try:
+        return _look(model, loss_fn, batch, alone, CPU)
+    except _Failed:
+        if own.type == CPU.type:
+            raise
+    return _look(model, loss_fn, batch, alone, own)  # it holds something on its device, such as weights of classes
+
+
+class _Failed(Unsupported):
+    """Nothing made up could be run."""
+
+
+def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, device: torch.device) -> Recipe:
+    """The recipe by records on ``device``; on others than the CPU by whole numbers that every model takes alone."""
     leaves, tree = tree_flatten(batch)
     fault: BaseException | None = None
     for double in (True, False):
         for lowest in LOWEST:
             below = [lowest] * len(leaves)
             try:
-                found = _recipe(model, loss_fn, batch, alone, double, tree_unflatten(below, tree))
+                found = _recipe(model, loss_fn, batch, alone, double, tree_unflatten(below, tree), device)
             except (Unsupported, ModelError, KeyboardInterrupt, *FATAL):
                 raise
             except BaseException as error:  # float64 in a model that insists on float32, a token out of range
                 fault = error
                 continue
             for i, leaf in enumerate(leaves):  # labels of two classes must not keep token numbers low
-                if leaf.is_floating_point() or leaf.dtype == torch.bool:
+                if leaf.is_floating_point() or leaf.dtype == torch.bool or device != CPU:
                     continue
                 for highest in HIGHEST:
                     try:
                         higher = [highest if j == i else old for j, old in enumerate(below)]
-                        found = _recipe(model, loss_fn, batch, alone, double, tree_unflatten(higher, tree))
+                        found = _recipe(model, loss_fn, batch, alone, double, tree_unflatten(higher, tree), device)
                         below = higher
                         break
                     except (Unsupported, ModelError, KeyboardInterrupt, *FATAL):
                         raise
                     except BaseException as error:
                         fault = error
+            if double:
+                _own_type(model, loss_fn, batch, found, tree_unflatten(below, tree), device)
             return found
-    raise Unsupported(f"{type(fault).__name__} on made-up records")
+    raise _Failed(f"{type(fault).__name__} on made-up records")
 
 
-def _recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, double: bool, below: Any) -> Recipe:
-    shaken = copy.deepcopy(model)
-    device = next(p.device for p in shaken.parameters() if p.requires_grad)
+def _own_type(
+    model: nn.Module, loss_fn: LossFunction, batch: Any, recipe: Recipe, below: Any, device: torch.device
+) -> None:
+    """A copy in the model's own type leaves the records as they are, and keeps them separate, too.
+
+    Raises:
+        Unsupported: it does not, or fails on made-up records.
+    """
     with own_random_numbers(device), _MadeUp() as mode:
-        if double:
-            shaken = shaken.double()
-        with torch.no_grad():
-            for p in shaken.parameters():
-                if p.is_floating_point():
-                    p.add_(torch.randn_like(p, dtype=torch.float32).to(p.dtype), alpha=SHAKE)
+        shaken = _shaken(model, False, device)
+        batches = Batches(shaken, mode.watched(loss_fn))
+        many = tree_map(lambda t, top: _drawn(t, False, top, device), batch, below)
+        kept = tree_map(torch.clone, many)
+        try:
+            batches.gradients(many, MANY, recipe)
+            if not all(map(torch.equal, tree_flatten(many)[0], tree_flatten(kept)[0])):
+                raise Unsupported("a forward pass that writes into its input")
+            mode.moving = False
+            _records_are_separate(batches, many, recipe, below)
+        except (Unsupported, ModelError, KeyboardInterrupt, *FATAL):
+            raise
+        except BaseException as error:
+            raise Unsupported(f"{type(error).__name__} on made-up records in its own type") from None
+
+
+def _shaken(model: nn.Module, double: bool, device: torch.device) -> nn.Module:
+    """A copy with other weights: those of a start may be zero, and hide what mixes."""
+    shaken = copy.deepcopy(model).to(device)
+    if double:
+        shaken = shaken.double()
+    with torch.no_grad():
+        for p in shaken.parameters():
+            if p.is_floating_point():
+                p.add_(torch.randn_like(p, dtype=torch.float32).to(p.dtype), alpha=SHAKE)
+    return shaken
+
+
+def _recipe(
+    model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, double: bool, below: Any, device: torch.device
+) -> Recipe:
+    with own_random_numbers(device), _MadeUp() as mode:
+        shaken = _shaken(model, double, device)
         before = {name: p.detach().clone() for name, p in shaken.named_parameters()}
         batches = Batches(shaken, mode.watched(loss_fn))
-        many = tree_map(lambda t, top: _drawn(t, double, top), batch, below)
+        many = tree_map(lambda t, top: _drawn(t, double, top, device), batch, below)
         three = tree_map(lambda t: t[:3], many)
         _refuse_memory(batches, three)
         state, versions = _random_state(device), [t._version for t in tree_flatten(three)[0]]
@@ -298,15 +354,15 @@ def _looked_up(batches: Batches, three: Any) -> Recipe:
     return Recipe(tuple(steps), counts)
 
 
-def _drawn(t: torch.Tensor, double: bool, highest: int) -> torch.Tensor:
+def _drawn(t: torch.Tensor, double: bool, highest: int, device: torch.device) -> torch.Tensor:
     """Different records of the right shapes and types: normal numbers, whole numbers below ``highest``."""
     shape = (MANY, *t.shape[1:])
     if t.is_floating_point():
-        drawn = torch.randn(shape, device=t.device, dtype=torch.float32)
+        drawn = torch.randn(shape, device=device, dtype=torch.float32)
         return _padded(drawn).double() if double else _padded(drawn).to(t.dtype)
     if t.dtype == torch.uint8 and highest == HIGHEST[0]:
-        return torch.randint(0, 256, shape, device=t.device).to(t.dtype)
-    return _padded(torch.randint(0, 2 if t.dtype == torch.bool else highest, shape, device=t.device)).to(t.dtype)
+        return torch.randint(0, 256, shape, device=device).to(t.dtype)
+    return _padded(torch.randint(0, 2 if t.dtype == torch.bool else highest, shape, device=device)).to(t.dtype)
 
 
 def _padded(drawn: torch.Tensor) -> torch.Tensor:
@@ -363,12 +419,54 @@ def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: An
         changed[~kept.to(t.device)] = real if t.is_floating_point() else (top - 1 if high else 0)
         return changed
 
-    results = []
-    for records in (many, *(tree_map(lambda t, top, h=high: other(t, top, h), many, below) for high in (False, True))):
+    def results(records: Any) -> list[torch.Tensor]:
         found, losses = batches.gradients(records, MANY, recipe)
         keep = kept.to(losses.device)
-        results.append([losses[keep].double()] + [found[name].squared_norms().sqrt()[keep] for name in sorted(found)])
-    for one, *others in zip(*results, strict=True):
-        tolerance = _TOLERANCE[next(iter(batches.trained.values())).dtype] * float(1.0 + one.abs().max())
-        if not all(torch.allclose(one, two, rtol=0.0, atol=tolerance) for two in others):
-            raise Unsupported("a model or loss in which one record changes another's loss")
+        return [losses[keep].double()] + [found[name].squared_norms().sqrt()[keep] for name in sorted(found)]
+
+    tolerance = _TOLERANCE[next(iter(batches.trained.values())).dtype]
+
+    def compare(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
+        for first, second in zip(one, two, strict=True):
+            if not torch.allclose(first, second, rtol=0.0, atol=tolerance * float(1.0 + first.abs().max())):
+                raise Unsupported("a model or loss in which one record changes another's loss")
+
+    expected = results(many)
+    for high in (False, True):
+        compare(expected, results(tree_map(lambda t, top, h=high: other(t, top, h), many, below)))
+    leaves, tree = tree_flatten(many)
+    for i, leaf in enumerate(leaves if leaves[0].device == CPU else ()):
+        for mark in _marks(batches.whole, leaf):
+            for rows, more in _marked(leaf, ~kept, mark):
+                try:
+                    one, two = (
+                        results(tree_unflatten([new if j == i else old for j, old in enumerate(leaves)], tree))
+                        for new in (rows, more)
+                    )
+                except (Unsupported, ModelError, KeyboardInterrupt, *FATAL):
+                    raise
+                except BaseException:  # no value that the model takes
+                    break
+                compare(one, two)
+
+
+def _marked(leaf: torch.Tensor, other: torch.Tensor, mark: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs that differ in the ``other`` records only: they are marked or not; all are at their ends, or they not."""
+    changed = leaf.clone()
+    changed[other] = mark
+    pairs = [(leaf, changed)]
+    if leaf.ndim > 1 and leaf.shape[1] > 1:
+        ended = leaf.clone()
+        ended[:, leaf.shape[1] // 2 :] = mark
+        pairs.append((ended, torch.where(other.reshape(-1, *([1] * (leaf.ndim - 1))), leaf, ended)))
+    return pairs
+
+
+def _marks(model: nn.Module, leaf: torch.Tensor) -> list[int]:
+    """Whole numbers that may mark what does not count, of those that the leaf's type holds."""
+    if leaf.is_floating_point() or leaf.dtype == torch.bool:
+        return []
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    rows = {row for table in tables for row in (table.num_embeddings - 1, table.padding_idx) if row is not None}
+    limits = torch.iinfo(leaf.dtype)
+    return [mark for mark in (*MARKS, *sorted(rows)) if limits.min <= mark <= limits.max]

@@ -39,9 +39,10 @@ class _Bound(nn.Module):
 
     def forward(self, batch: Any, backward: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
         losses = self._loss_fn(self.model, batch)
-        if losses.shape != (1,):
+        if not isinstance(losses, torch.Tensor) or losses.shape != (1,):
+            given = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
             raise LossShapeError(
-                f"loss_fn gave shape {tuple(losses.shape)} for a batch of one record; it must give one loss per "
+                f"loss_fn gave {given} for a batch of one record; it must give one loss per "
                 "record, shape (B,). Use reduction='none'."
             )
         if backward is not None:  # while the tensors are swapped: a checkpointed layer runs forward again in it

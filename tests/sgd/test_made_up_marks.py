@@ -1,0 +1,112 @@
+"""What made-up records must show: marks of what is left out, and what a model does in its own type only."""
+
+from __future__ import annotations
+
+import mark_checks as checks
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpml import sgd
+from dpml.errors import ModelError
+from dpml.mechanisms import FixedNoise
+from dpml.sgd import made_up
+from dpml.sgd.clipping import Clipper, clipped_gradient
+from dpml.sgd.models import ModelLoss
+
+
+@pytest.mark.parametrize("mark", [-100, -1, 255])
+def test_means_over_labels_that_are_not_marked_are_run_alone(mark):
+    """255 is no label of 50 classes: as a mark of what is left out it is one that ``ignore_index`` lets through."""
+    checks.marked_labels_are_not_mixed(mark)
+
+
+@pytest.mark.parametrize(("pad", "padding_idx"), [(2999, None), (1500, 1500), (0, None), (1, None)])
+def test_positions_that_all_records_pad_are_run_alone(pad, padding_idx):
+    checks.padded_positions_are_not_mixed(pad, padding_idx)
+
+
+def test_a_model_that_writes_into_records_of_its_own_type_is_run_alone():
+    checks.nothing_is_written_into_records()
+
+
+def test_a_branch_for_one_type_is_seen():
+    checks.a_branch_for_one_type_does_not_mix()
+
+
+def test_a_loss_that_writes_into_targets_of_its_own_type_is_run_alone():
+    def loss(model, batch):
+        return (model(batch[0])[:, 0] - batch[1].float().mul_(2.0)).square()
+
+    X, y = torch.randn(8, 6), torch.randn(8)
+    kept = y.clone()
+    assert "writes into its input" in Clipper(nn.Linear(6, 1), loss, (X[:1], y[:1])).reason
+    clipped_gradient(nn.Linear(6, 1), loss, (X, y), 1.0)
+    assert torch.equal(y, kept)
+
+
+def test_the_engine_leaves_the_callers_rows_as_they_are():
+    """Full batches, in which the stored rows themselves are handed on."""
+    model, X, y = checks.Writer(), torch.randn(30, 6), torch.arange(30) % 3
+    kept = X.clone()
+    plan = sgd.plan_dp_sgd(
+        n_declared=30, n_features=6, n_classes=3, model_name="module", n_parameters=21, epsilon=None, delta=1e-3,
+        noise_multiplier=1.0, max_grad_norm=0.5, expected_batch_size=30, steps=3, learning_rate=0.1,
+    )  # fmt: skip
+    sgd.fit_dp_sgd(plan, model, X, y, noise=FixedNoise(0), reserve=lambda *_: None)
+    assert torch.equal(X, kept)
+
+
+@pytest.mark.parametrize("mark", [-100, -1, 255])
+def test_sums_over_a_records_own_labels_stay_in_one_pass(mark):
+    tokens, labels = torch.zeros(1, 12, dtype=torch.int64), torch.zeros(1, 12, dtype=torch.int64)
+    assert Clipper(checks.Tokens(), checks.own_sums(mark), (tokens, labels)).reason == ""
+
+
+def test_a_model_that_converts_without_writing_stays_in_one_pass():
+    class Converting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.linear((x.float() - 1.0).to(self.linear.weight.dtype))
+
+    for dtype in (torch.float32, torch.float64):
+        batch = torch.zeros(1, 6, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+        assert Clipper(Converting().to(dtype), ModelLoss(), batch).reason == ""
+
+
+def test_whole_numbers_of_every_type_are_marked_by_what_they_hold():
+    table = nn.Sequential(nn.Embedding(300, 2, padding_idx=5))
+    assert made_up._marks(table, torch.zeros(1, dtype=torch.uint8)) == [255, 5]
+    assert made_up._marks(table, torch.zeros(1, dtype=torch.int8)) == [-100, -1, 5]
+    assert made_up._marks(table, torch.zeros(1, dtype=torch.int64)) == [-100, -1, 255, 5, 299]
+    assert made_up._marks(table, torch.zeros(1)) == made_up._marks(table, torch.zeros(1, dtype=torch.bool)) == []
+
+
+@pytest.mark.parametrize(("given", "named"), [(None, "NoneType"), (0.5, "float"), (np.zeros(1), "ndarray")])
+@pytest.mark.parametrize("engine", ["auto", "per_example"])
+def test_a_loss_that_is_no_tensor_is_named(given, named, engine):
+    batch = torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ModelError, match=f"loss_fn gave {named}.*one loss per record"):
+        clipped_gradient(nn.Linear(6, 3), lambda model, records: given, batch, 1.0, engine=engine)
+
+
+def test_what_fails_on_the_cpu_is_looked_at_on_its_device_with_numbers_that_are_safe_there(monkeypatch):
+    """A stand-in for CUDA: records made up on "meta" fail, so that the model's own device is tried, without high
+    numbers (an index out of range would end a CUDA device) and marks."""
+    highest = []
+    whole = made_up._drawn
+
+    def drawn(t, double, top, device):
+        highest.append((device.type, top))
+        return whole(t, double, top, device)
+
+    monkeypatch.setattr(made_up, "_drawn", drawn)
+    monkeypatch.setattr(made_up, "CPU", torch.device("meta"))
+    tokens, labels = torch.zeros(1, 12, dtype=torch.int64), torch.zeros(1, 12, dtype=torch.int64)
+    assert Clipper(checks.Tokens(), checks.own_sums(-100), (tokens, labels)).reason == ""
+    assert {device for device, _ in highest} == {"meta", "cpu"}
+    assert max(top for device, top in highest if device == "cpu") <= 2
