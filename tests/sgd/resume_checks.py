@@ -21,6 +21,7 @@ from dpml import PrivateData, PrivateTrainer, accounting, release, trainer
 from dpml.accounting import Ledger, ledger
 from dpml.errors import ConfigError
 from dpml.mechanisms import SecretNoise
+from dpml.mechanisms.noise import rounded_normal
 from dpml.sgd import engine, states
 from dpml.sgd.optimizers import Optimizer
 
@@ -137,6 +138,11 @@ class Witness:
                 witness._write("normal", hash=hashlib.sha256(drawn.tobytes()).hexdigest())
                 return drawn
 
+            def rounded(self, std, spacing, size):
+                drawn = rounded_normal(self._inner, std, spacing, size)
+                witness._write("rounded", hash=hashlib.sha256(drawn.tobytes()).hexdigest())
+                return drawn
+
             def uniform(self, size):
                 drawn = self._inner.uniform(size)
                 witness._write("uniform", hash=hashlib.sha256(drawn.tobytes()).hexdigest())
@@ -233,7 +239,7 @@ def check_lives(folder, log, steps=STEPS):
     coins = [e for e in entries if e["kind"] == "uniform"]
     for k, entry in enumerate(coins, start=1):
         assert k <= entry["charged"], "coins were drawn before their step was charged"
-    for kind in ("normal", "used", "uniform"):
+    for kind in ("normal", "rounded", "used", "uniform"):
         hashes = [e["hash"] for e in entries if e["kind"] == kind]
         assert len(set(hashes)) == len(hashes), f"the same {kind} values came twice"
     made = [e["t"] for e in entries if e["kind"] == "step"]
