@@ -102,9 +102,12 @@ class Grid:
 
         Raises:
             DataError: ``total`` holds NaN.
+            ConfigError: ``steps`` is of another shape.
         """
         value = np.asarray(total, dtype=np.float64)
         left = value.reshape(-1)
+        if np.shape(steps) != left.shape:
+            raise errors.invalid("steps", np.shape(steps), f"of the shape {left.shape}, one for every coordinate")
         out = np.empty(left.size) if out is None else out
         scratch = np.empty(min(left.size, BLOCK))
         with np.errstate(over="ignore"):

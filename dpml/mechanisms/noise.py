@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn, Protocol, Self, runtime_checkable
@@ -43,6 +43,8 @@ MAX_STEPS = float(1 << 52)  # whole numbers of at most this size have exact floa
 class NoiseSource(Protocol):
     """What every mechanism draws from.  ``normal`` and ``uniform`` use separate, independent streams.
 
+    A source may also have ``rounded(std, spacing, size)``; :func:`rounded_normal` then asks that, not ``normal``.
+
     Attributes:
         secret: whether an outsider can know nothing about the draws.  A run with ``secret = False`` has no guarantee
             and must say so.
@@ -64,15 +66,32 @@ def rounded_normal(noise: NoiseSource, std: float, spacing: float, size: int) ->
     """``size`` independent draws of rint(N/spacing), N ~ N(0, std²): whole numbers (float64, up to 2^52, no -0.0).
 
     By the source's own ``rounded(std, spacing, size)`` where it has one (:class:`SecretNoise`), else by rounding its
-    ``normal(std, size)``.  ``spacing`` is a power of two.
+    ``normal(std, size)``.  A ``normal`` that is written later than ``rounded`` is the one that counts: a subclass of
+    :class:`SecretNoise` with a ``normal`` of its own has it rounded, unless it has a ``rounded`` of its own, too.
+    ``spacing`` is a power of two.
 
     Raises:
-        ConfigError: ``std`` is no finite number >= 0, or a number beyond 2^52 was drawn.
+        ConfigError: ``std`` is no finite number >= 0, ``spacing`` no power of two, ``size`` no whole number >= 0; or
+            the source answers with another shape, NaN or a number beyond 2^52.
     """
-    own: Callable[[float, float, int], Floats] | None = getattr(noise, "rounded", None)
-    if own is not None:
-        return own(std, spacing, size)
-    return _whole(np.asarray(noise.normal(std, size), dtype=np.float64) / spacing)
+    own = _own_rounded(noise)
+    if own is None:
+        drawn = np.asarray(noise.normal(std, checked_size(size)), dtype=np.float64) / checked_spacing(spacing)
+    else:
+        drawn = np.asarray(own(std, spacing, size), dtype=np.float64)
+    if drawn.shape != (size,):
+        raise errors.invalid("noise", drawn.shape, f"an array of the shape that was asked for, {(size,)}")
+    if getattr(own, "__func__", None) in (SecretNoise.rounded, Prefetch.rounded):
+        return drawn  # whole numbers within the range: not looked at a second time
+    return _whole(drawn)
+
+
+def _own_rounded(noise: NoiseSource) -> Callable[[float, float, int], Floats] | None:
+    """The source's ``rounded``, unless its ``normal`` is written later: in the object, or in a class further down."""
+    for space in (getattr(noise, "__dict__", {}), *map(vars, type(noise).__mro__)):
+        if "rounded" in space or "normal" in space:
+            return getattr(noise, "rounded", None) if "rounded" in space else None
+    return getattr(noise, "rounded", None)
 
 
 def _whole(drawn: Floats) -> Floats:
@@ -88,7 +107,7 @@ def within(values: Floats, limit: float) -> bool:
 
 
 def _dimensions(argument: str, shape: Shape) -> tuple[int, ...]:
-    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     if any(not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0 for n in dims):
         raise errors.invalid(argument, shape, "a whole number >= 0 or a sequence of them")
     return tuple(int(n) for n in dims)
@@ -100,6 +119,21 @@ def checked_std(std: float) -> float:
     if not (math.isfinite(value) and value >= 0.0):
         raise errors.invalid("std", std, "a finite number >= 0")
     return value
+
+
+def checked_spacing(spacing: float) -> float:
+    """``spacing`` as a float, or :class:`~dpml.errors.ConfigError` unless it is a power of two."""
+    value = float(spacing)
+    if math.frexp(value)[0] != 0.5:  # nor is 0, a negative number, infinity or NaN
+        raise errors.invalid("spacing", spacing, "a power of two")
+    return value
+
+
+def checked_size(size: int) -> int:
+    """``size`` as an int, or :class:`~dpml.errors.ConfigError` unless it is a whole number >= 0."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+        raise errors.invalid("size", size, "a whole number >= 0")
+    return int(size)
 
 
 class _Keyed:
@@ -119,20 +153,20 @@ class _Keyed:
 class _Kept:
     """Whole numbers of one ratio that wait for the next short requests.  Each is handed out once."""
 
-    __slots__ = ("_left", "_lock", "_ratio")
+    __slots__ = ("_left", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ratio, self._left = 0.0, np.empty(0)
+        self._left = (0.0, np.empty(0))  # the ratio and the numbers: one store, which an interrupt cannot tear apart
 
     def take(self, ratio: float, size: int, draw: Callable[[int], Floats]) -> Floats:
         """``size`` of them; ``draw(count)`` is asked for many at the second request of the same ratio."""
         with self._lock:
-            if ratio != self._ratio or self._left.size < size:
-                self._left = draw(max(KEPT, size) if ratio == self._ratio else size)
-                self._ratio = ratio
-            taken, self._left = self._left[:size], self._left[size:]
-        return taken.copy()
+            kept, left = self._left
+            if ratio != kept or left.size < size:
+                left = draw(max(KEPT, size) if ratio == kept else size)
+            self._left = (ratio, left[size:])
+        return left[:size].copy()
 
 
 class SecretNoise:
@@ -140,9 +174,10 @@ class SecretNoise:
 
     Normal and uniform draws have streams of their own, one per thread each, and short requests for normal draws one
     more.  Every stream gets its own key from :mod:`secrets` when the object is made, and again in a child process after
-    a fork (both sides would otherwise draw the same noise).  Large requests are filled by all threads together, others
-    by the asking thread alone, several of them side by side.  No public attribute or method shows
-    a key, and the object can be neither pickled nor copied: a copy would repeat the streams.
+    a fork (both sides would otherwise draw the same noise).  Large requests are filled by all threads together (for
+    whole numbers, where there are three or more), others by the asking thread alone, several of them side by side.  No
+    public attribute or method shows a key, and the object can be neither pickled nor copied: a copy would repeat the
+    streams.
 
     Args:
         threads: how many fill a large request, a whole number from 1 to 64; by default the processors that this
@@ -184,9 +219,9 @@ class SecretNoise:
         """``size`` independent draws of rint(N(0, std²)/spacing), whole numbers: see :mod:`dpml.mechanisms.rounded`.
 
         Short requests are served from numbers that were drawn together.  A ratio std/spacing outside of 2^8 to 2^47
-        rounds ``normal``, which no bound covers.
+        rounds ``normal``, which no bound covers.  ``spacing`` is a power of two.
         """
-        scale, (count,) = checked_std(std) / spacing, _dimensions("size", size)
+        scale, count = checked_std(std) / checked_spacing(spacing), checked_size(size)
         if not rounded.LEAST <= scale <= rounded.MOST:
             return _whole(self.normal(scale, count))
         table, keyed = rounded.table(scale), self._current()
@@ -313,7 +348,7 @@ class Prefetch:
         """What :func:`rounded_normal` draws from the source: a new array.  Raises what that raises."""
         if self.__closed or not self.__source.secret:
             return rounded_normal(self.__source, std, spacing, size)
-        return self._next((checked_std(std), spacing), size)
+        return self._next((checked_std(std), checked_spacing(spacing)), checked_size(size))
 
     def _next(self, kind: tuple[float, float] | None, size: int) -> NDArray[np.float64]:
         """``size`` draws that are served here only; starts drawing those of the next request.

@@ -58,7 +58,7 @@ class RoundedNormal:
         if not LEAST <= ratio <= MOST:
             raise ValueError(f"ratio {ratio!r} is not within 2^8 to 2^47")
         self.ratio = float(ratio)
-        self.low_bits = math.floor(math.log2(ratio)) - FINENESS
+        self.low_bits = math.frexp(ratio)[1] - 1 - FINENESS
         width = 1 << self.low_bits
         reach = math.ceil(WIDEST * ratio / width)
         block = np.arange(-reach, reach)
@@ -80,10 +80,11 @@ class RoundedNormal:
         self._blocks = np.repeat(np.arange(block.size, dtype=np.int16), self.tried)
 
     def scaled(self, m: Floats) -> Floats:
-        """P(m) · 2^(16+b), relative error (3/2 (m/ratio)² + 12) · 2^-53 at most.
+        """P(m) · 2^(16+b), relative error of rounding (3/2 x² + 13) · 2^-53 at most, x = m/ratio.
 
         P is the integral of the density over one step h = 1/ratio: the midpoint's value, and two terms of the series in
-        h² (Hermite polynomials; the next is below 2^-60 for h <= 2^-8 within 4 deviations).
+        h².  The next, h^6 He6(x)/322560 (a Hermite polynomial), is left out: 2^-61.5 at most in root mean square under
+        the Gaussian, for h <= 2^-8; 8e-14 at 14 deviations.
         """
         h2 = self.ratio**-2
         x2 = np.square(m / self.ratio)
@@ -126,7 +127,7 @@ class RoundedNormal:
         choice, fine, finer = words[:count], words[count : 2 * count], words[2 * count :]
         block = self._blocks[choice >> np.uint64(48)]
         m = self.first[block] + (choice & np.uint64((1 << self.low_bits) - 1))
-        share = (finer * 2.0**-64 + fine) * 2.0**-64  # in [0, 1], 53 bits of it also where it is tiny
+        share = (finer * 2.0**-64 + fine) * 2.0**-64  # in [0, 1], 53 bits of it down to 2^-75
         accepted = np.flatnonzero(share * self.height[block] < self.scaled(m) - self.quick[block])
         return m[accepted]
 

@@ -24,7 +24,7 @@ SIZES = (1_000, 2**20)
 ROUNDS, QUICK_ROUNDS = 40, 3
 ALONE, SEVERAL = "ours, one thread", "ours"
 KINDS = ("normal", "rounded normal", "uniform")
-TARGETED = ("normal", 2**20, SEVERAL, "torch, float64")  # the pair that dp_sgd.py has a target for
+TARGETED = ("normal", 2**20, SEVERAL, "torch, float64")  # what dp_sgd.py has a target for; its steps draw rounded
 
 
 def draws(kind: str, size: int) -> dict[str, Callable[[], object]]:

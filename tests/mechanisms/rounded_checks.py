@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from itertools import accumulate
+
 import mpmath
 import numpy as np
 from scipy import stats
@@ -140,6 +144,78 @@ def wide_draws_are_normal_down_to_the_last_bit(ratio: float) -> None:
     central = np.abs(coarse) <= 4
     table = np.histogram2d(coarse[central], fine[central], bins=(9, 8))[0]
     assert stats.chi2_contingency(table[table.sum(1) > 0]).pvalue > FALSE_ALARM
+
+
+LOW_BITS = {2: 256.0, 16: 2.0**22 * 1.99, 17: 2.0**23, 33: 2.0**39, 41: 2.0**47}  # b: a ratio that has it
+SIZES = (1, 2, 3, 5, 7, 1001, rounded.BLOCK + 3)
+
+
+def twin(table: rounded.RoundedNormal, size: int, words: list[np.ndarray]) -> list[int]:
+    """What ``fill`` is to draw from these words, the answers to its requests: Python's whole numbers, 50 digits of P.
+
+    A block's words hold 16 bits for each of its draws, then 16, 32 or 64 for each (b of them count).  Whatever is left
+    is drawn from threes of words, in order: block and place, then the 128 bits of the acceptance.
+    """
+    b, first = table.low_bits, [int(m) for m in table.first]
+    width = 2 if b <= 16 else 4 if b <= 32 else 8
+    quick, tried = list(accumulate(table.quick.tolist())), list(accumulate(table.tried.tolist()))
+    starts = range(0, size, rounded.BLOCK)
+    drawn: list[int | None] = []
+    for start, block in zip(starts, words, strict=False):
+        raw, count = block.astype("<u8").tobytes(), min(rounded.BLOCK, size - start)
+        fine = 8 * math.ceil(count / 4)
+        for j in range(count):
+            entry = int.from_bytes(raw[2 * j : 2 * j + 2], "little")
+            low = int.from_bytes(raw[fine + width * j : fine + width * (j + 1)], "little") % (1 << b)
+            drawn.append(None if entry >= quick[-1] else first[bisect_right(quick, entry)] + low)
+    rest: list[int] = []
+    missing = drawn.count(None)
+    for block in words[len(starts) :]:
+        wanted = missing - len(rest)
+        found = []
+        for choice, fine, finer in block.reshape(3, -1).T.tolist():
+            i = bisect_right(tried, choice >> 48)
+            m = first[i] + choice % (1 << b)
+            with mpmath.workdps(50):
+                left = ideal(table.ratio, np.array([m]))[0] * 2 ** (16 + b) - int(table.quick[i])
+                if mpmath.mpf((fine << 64) + finer) / mpmath.mpf(2) ** 128 * mpmath.mpf(table.height[i]) < left:
+                    found.append(m)
+            if len(found) == wanted:
+                break
+        rest += found
+    assert len(rest) == missing
+    return [rest.pop(0) if m is None else m for m in drawn]
+
+
+def every_draw_is_that_of_the_twin(low_bits: int, sizes: tuple[int, ...] = SIZES) -> None:
+    """All draws of :meth:`fill`, from the words that it asked for.  Exact."""
+    table = rounded.RoundedNormal(LOW_BITS[low_bits])
+    assert table.low_bits == low_bits
+    for size in sizes:
+        stream, words = np.random.default_rng(size), []
+
+        def bits(count: int, stream=stream, words=words) -> np.ndarray:
+            words.append(stream.integers(0, 2**64, count, dtype=np.uint64))
+            return words[-1].copy()
+
+        out = np.full(size, np.nan)
+        table.fill(out, bits)
+        assert [int(m) for m in out.tolist()] == twin(table, size, words)
+
+
+def kept_numbers_are_of_the_deviation_asked_for() -> None:
+    """Short requests of changing deviations, of one twice so that some are kept: 1,000 each, of that size (9 sd)."""
+    source = SecretNoise(threads=1)
+    for ratio in (2.0**46, 2.0**46, 300.0, 2.0**46, 300.0, 300.0, 2.0**20, 300.0, 2.0**20, 2.0**20, 2.0**46):
+        assert 0.8 < source.rounded(ratio, 1.0, 1000).std() / ratio < 1.2
+
+
+def vectors_in_advance_are_of_the_spacing_asked_for() -> None:
+    """One deviation and size, changing spacings: 4,096 each, of that many steps (9 sd)."""
+    with Prefetch(SecretNoise(threads=1)) as ahead:
+        for spacing in (2.0**-10, 2.0**-10, 2.0**-20, 2.0**-10, 2.0**-20, 2.0**-20):
+            drawn = ahead.rounded(1.0, spacing, streams.SMALL)
+            assert 0.9 < drawn.std() * spacing < 1.1
 
 
 def no_draw_is_served_twice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_kept_numbers_are_served_again(monkeypatch):
     def never_used_up(self, ratio, size, draw):
         before = self._left
         taken = whole(self, ratio, size, draw)
-        if before.size >= size:
+        if before[1].size >= size:
             self._left = before
         return taken
 
@@ -88,13 +89,101 @@ def test_kept_numbers_are_served_again(monkeypatch):
 
 
 def test_kept_numbers_of_another_deviation(monkeypatch):
-    checks.draws_have_the_ideal_law(None, 300.0)
-    source = noise.SecretNoise(threads=1)
-    for _ in range(3):
-        source.rounded(256.0, 1.0, 10)
-    whole = noise._Kept.take
+    def primed():
+        source = noise.SecretNoise(threads=1)
+        for _ in range(3):
+            source.rounded(256.0, 1.0, 10)
+        return source
+
+    checks.draws_have_the_ideal_law(primed(), 300.0, 16_000)
+    source, whole = primed(), noise._Kept.take
     monkeypatch.setattr(noise._Kept, "take", lambda self, ratio, size, draw: whole(self, 256.0, size, draw))
     caught(checks.draws_have_the_ideal_law, source, 300.0, 16_000)
+
+
+def test_kept_numbers_are_served_whatever_the_deviation(monkeypatch):
+    checks.kept_numbers_are_of_the_deviation_asked_for()
+    whole = noise._Kept.take
+
+    def while_enough_are_left(self, ratio, size, draw):
+        kept, left = self._left
+        return whole(self, kept if left.size >= size else ratio, size, draw)
+
+    monkeypatch.setattr(noise._Kept, "take", while_enough_are_left)
+    caught(checks.kept_numbers_are_of_the_deviation_asked_for)
+
+
+def test_a_vector_in_advance_of_another_spacing(monkeypatch):
+    checks.vectors_in_advance_are_of_the_spacing_asked_for()
+    whole = noise.Prefetch._next
+
+    def by_deviation_and_size(self, kind, size):
+        waiting, same = self._current().asked
+        return whole(self, waiting if same == size and waiting and waiting[0] == kind[0] else kind, size)
+
+    monkeypatch.setattr(noise.Prefetch, "_next", by_deviation_and_size)
+    caught(checks.vectors_in_advance_are_of_the_spacing_asked_for)
+
+
+def test_the_bits_of_the_place_accept_it_too(monkeypatch):
+    checks.every_draw_is_that_of_the_twin(2, (1001,))
+    whole = RoundedNormal.tries
+
+    def used_again(self, count, bits):
+        def alike(count):
+            words = bits(count)
+            words[count // 3 : 2 * count // 3] = words[: count // 3] << np.uint64(16)
+            return words
+
+        return whole(self, count, alike)
+
+    monkeypatch.setattr(RoundedNormal, "tries", used_again)
+    for low_bits in checks.LOW_BITS:
+        caught(checks.every_draw_is_that_of_the_twin, low_bits, (1001,))
+
+
+def test_half_of_a_wide_block_is_never_drawn(monkeypatch):
+    checks.every_draw_is_that_of_the_twin(41, (1001,))
+    whole = RoundedNormal.fill
+
+    def without_the_top_bit(self, out, bits):
+        lower = copy.copy(self)
+        lower.low_bits, lower.rest = self.low_bits - 1, self.rest
+        whole(lower, out, bits)
+
+    monkeypatch.setattr(RoundedNormal, "fill", without_the_top_bit)
+    for low_bits in (2, 16, 41):  # those whose low parts have as many bits without it
+        caught(checks.every_draw_is_that_of_the_twin, low_bits, (1001,))
+
+
+def test_the_rest_in_order_of_size(monkeypatch):
+    checks.every_draw_is_that_of_the_twin(17, (1001,))
+    whole = RoundedNormal.rest
+    monkeypatch.setattr(RoundedNormal, "rest", lambda self, size, bits: np.sort(whole(self, size, bits)))
+    for low_bits in checks.LOW_BITS:
+        caught(checks.every_draw_is_that_of_the_twin, low_bits, (1001,))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1001])
+def test_the_last_word_of_the_entries_is_also_the_first_of_the_places(monkeypatch, size):
+    checks.every_draw_is_that_of_the_twin(16, (size,))
+    whole = RoundedNormal.fill
+
+    def overlapping(self, out, bits):
+        asked = []
+
+        def shifted(count):
+            words = bits(count)
+            if not asked and out.size % 4:
+                chosen = -(-out.size // 4)
+                words[chosen:] = words[chosen - 1 : -1].copy()
+            asked.append(count)
+            return words
+
+        whole(self, out, shifted)
+
+    monkeypatch.setattr(RoundedNormal, "fill", overlapping)
+    caught(checks.every_draw_is_that_of_the_twin, 16, (size,))
 
 
 def test_a_block_with_more_than_its_least_probability(monkeypatch):

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "mechanisms"))
 
 import noise_faults as checks
 
 from dpml.mechanisms import Grid, Prefetch, lattice, noise, streams
+from dpml.sgd import engine
 
 
 def caught(check, *arguments):
@@ -148,3 +150,35 @@ def test_a_zero_that_keeps_its_sign(monkeypatch):
     checks.a_zero_has_no_sign()
     monkeypatch.setattr(Grid, "release", broken_release(rounds_total=True, rounds_noise=True))
     caught(checks.a_zero_has_no_sign)
+
+
+# -- the same of the sum that a step releases, in torch ------------------------------------------------------------
+def released(value, step):
+    grid = Grid(1.0, 1)
+    both = torch.tensor([value * grid.spacing], dtype=torch.float64), torch.tensor([step], dtype=torch.float64)
+    return float(engine.released_sum(grid, *both)) / grid.spacing
+
+
+def a_step_releases_no_sign_of_a_zero():
+    for value in (-0.25, -0.0, 0.25):
+        for step in (-0.0, 0.0):
+            assert not np.signbit(released(value, step))
+
+
+def a_step_does_not_spread_neighbours():
+    for value in (1e300, np.inf, -1e300, -np.inf, 2.0**60):
+        assert released(value, 3.0) == np.sign(value) * 2.0**52 + 3.0
+
+
+def test_a_step_with_a_zero_that_keeps_its_sign(monkeypatch):
+    a_step_releases_no_sign_of_a_zero()
+    monkeypatch.setattr(
+        engine, "released_sum", lambda grid, total, steps: (total / grid.spacing).round().add(steps) * grid.spacing
+    )
+    caught(a_step_releases_no_sign_of_a_zero)
+
+
+def test_a_step_without_saturation(monkeypatch):
+    a_step_does_not_spread_neighbours()
+    monkeypatch.setattr(engine, "MAX_STEPS", np.inf)
+    caught(a_step_does_not_spread_neighbours)

@@ -21,6 +21,7 @@ from dpml import PrivateData, PrivateTrainer, accounting, release, trainer
 from dpml.accounting import Ledger, ledger
 from dpml.errors import ConfigError
 from dpml.mechanisms import SecretNoise
+from dpml.mechanisms.noise import rounded_normal
 from dpml.sgd import engine, states
 from dpml.sgd.optimizers import Optimizer
 
@@ -134,6 +135,11 @@ class Witness:
 
             def normal(self, std, shape):
                 drawn = self._inner.normal(std, shape)
+                witness._write("normal", hash=hashlib.sha256(drawn.tobytes()).hexdigest())
+                return drawn
+
+            def rounded(self, std, spacing, size):
+                drawn = rounded_normal(self._inner, std, spacing, size)
                 witness._write("normal", hash=hashlib.sha256(drawn.tobytes()).hexdigest())
                 return drawn
 

@@ -44,6 +44,10 @@ class Watched:
         self.first = self.first or time.monotonic()
         return self._inner.normal(std, shape)
 
+    def rounded(self, std, spacing, size):
+        self.first = self.first or time.monotonic()
+        return self._inner.rounded(std, spacing, size)
+
     def uniform(self, size):
         self.first = self.first or time.monotonic()
         self.coins += 1

@@ -414,6 +414,11 @@ def test_the_released_sum_is_that_of_the_grid():
     with pytest.raises(DataError, match="NaN"):
         released_sum(grid, torch.full((7,), torch.nan, dtype=torch.float64), torch.zeros(7, dtype=torch.float64))
 
+    for zero in (-0.0, 0.0):
+        for value in (-grid.spacing / 4, -0.0, grid.spacing / 4):
+            both = torch.tensor([value], dtype=torch.float64), torch.tensor([zero], dtype=torch.float64)
+            assert not torch.signbit(released_sum(grid, *both)).any()  # nor by steps of a device, whose rint keeps it
+
     class Kept:
         secret = False
 

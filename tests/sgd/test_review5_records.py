@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +20,7 @@ from torch import nn
 from dpml import machine
 from dpml.errors import ModelError
 from dpml.mechanisms import SecretNoise, streams
-from dpml.sgd import clipped_gradient
+from dpml.sgd import clipped_gradient, engine
 from dpml.sgd.batches import DatasetRows
 from dpml.sgd.clipping import Clipper
 from dpml.sgd.randomness import seed_secretly
@@ -305,9 +308,7 @@ def test_a_parameter_that_is_one_number_needs_no_run_alone():
 
 def test_a_source_of_somebody_else_is_never_asked_by_two_threads(monkeypatch):
     """It may not bear it: a source that hands out a prepared block, say, would hand it out twice."""
-    shared = []
-    whole = streams.Pool.share
-    monkeypatch.setattr(streams.Pool, "share", lambda self, *given: (shared.append(given), whole(self, *given))[1])
+    busy, asked, overlaps = threading.Lock(), [], []
 
     class Elsewhere:
         secret = True
@@ -315,18 +316,32 @@ def test_a_source_of_somebody_else_is_never_asked_by_two_threads(monkeypatch):
         def __init__(self):
             self.inner = SecretNoise(threads=1)
 
+        def alone(self, draw, *given):
+            free = busy.acquire(blocking=False)
+            overlaps.extend([] if free else [given])
+            asked.append(given)
+            time.sleep(0.005)  # another thread would come in meanwhile
+            drawn = draw(*given)
+            if free:
+                busy.release()
+            return drawn
+
         def normal(self, std, shape):
-            return self.inner.normal(std, shape)
+            return self.alone(self.inner.normal, std, shape)
 
         def uniform(self, size):
-            return self.inner.uniform(size)
+            return self.alone(self.inner.uniform, size)
 
+    monkeypatch.setattr(engine, "PIECE", 2)  # several requests in a step
     X, y = rows(d=3)
     plan = replace(small_plan(), steps=2)
     run(plan, X, y, noise=Logged(Elsewhere()))
-    assert not shared
-    SecretNoise(threads=3).rounded(1.0, 2.0**-13, streams.PARALLEL_FROM)
-    assert shared
+    assert len(asked) >= 6
+    assert not overlaps
+    source = Elsewhere()
+    with ThreadPoolExecutor(2) as pool:  # it would notice
+        list(pool.map(source.uniform, [3, 3, 3, 3]))
+    assert overlaps
 
 
 class Logged:
@@ -339,8 +354,6 @@ class Logged:
 
 def test_a_second_interrupt_waits_for_the_helpers_too(monkeypatch):
     """Nobody may still write into an array when the caller goes on."""
-    import threading
-
     ended, writing = threading.Event(), threading.Event()
     caller = threading.current_thread()
     interrupts = []
