@@ -107,8 +107,7 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, dev
                         raise
                     except BaseException as error:
                         fault = error
-            if double:
-                _own_type(model, loss_fn, batch, found, tree_unflatten(below, tree), device)
+            _own_type(model, loss_fn, batch, found, tree_unflatten(below, tree), device)
             return found
     raise _Failed(f"{type(fault).__name__} on made-up records")
 
@@ -131,7 +130,7 @@ def _own_type(
             if not all(map(torch.equal, tree_flatten(many)[0], tree_flatten(kept)[0])):
                 raise Unsupported("a forward pass that writes into its input")
             mode.moving = False
-            _records_are_separate(batches, many, recipe, below)
+            _records_are_separate(batches, many, recipe, below, marks=device == CPU)
         except (Unsupported, ModelError, KeyboardInterrupt, *FATAL):
             raise
         except BaseException as error:
@@ -404,11 +403,11 @@ def _compare(found: Mapping[str, PerExample], alone: Tensors, trained: Tensors) 
                 raise Unsupported(f"a layer whose gradient norm comes out differently (seen at {name!r})")
 
 
-def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: Any) -> None:
+def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: Any, marks: bool = False) -> None:
     """Another half of the records changes nothing of the rest.
 
     It is not numbers, then huge, where it is real; all lowest, then all highest, where it is whole: so sums, counts and
-    extremes move.
+    extremes move.  With ``marks`` also all that :func:`_marked` gives, where the model takes it.
     """
     kept = torch.rand(MANY) < 0.5
     kept[0], kept[-1] = True, True
@@ -435,7 +434,7 @@ def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: An
     for high in (False, True):
         compare(expected, results(tree_map(lambda t, top, h=high: other(t, top, h), many, below)))
     leaves, tree = tree_flatten(many)
-    for i, leaf in enumerate(leaves if leaves[0].device == CPU else ()):
+    for i, leaf in enumerate(leaves if marks else ()):
         for mark in _marks(batches.whole, leaf):
             for rows, more in _marked(leaf, ~kept, mark):
                 try:
