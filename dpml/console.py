@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dpml.rounding import upper
 from dpml.runs import Plan, RunResult
 
 
@@ -20,7 +21,7 @@ class StepBar:
         self._bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
-            TextColumn("ε so far ≤ {task.fields[epsilon]:.4g}"),
+            TextColumn("ε so far ≤ {task.fields[epsilon]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             redirect_stdout=False,
@@ -38,8 +39,8 @@ class StepBar:
 
     def __call__(self, step: int, steps: int, epsilon: float) -> None:
         if self._task is None:
-            self._task = self._bar.add_task("train", total=steps, epsilon=epsilon)
-        self._bar.update(self._task, completed=step, epsilon=epsilon)
+            self._task = self._bar.add_task("train", total=steps, epsilon=upper(epsilon))
+        self._bar.update(self._task, completed=step, epsilon=upper(epsilon))
 
 
 class FeatureBar:
@@ -89,8 +90,6 @@ def _with_interval(result: RunResult, name: str) -> str:
 
 def result_table(result: RunResult) -> Table:
     """What a person wants to know at the end."""
-    from dpml.report.formats import upper
-
     guarantee, plan = result.guarantee, result.plan
     others = [
         f"{name} {upper(series[-1])}"
@@ -107,7 +106,9 @@ def result_table(result: RunResult) -> Table:
         ),
         ("method", f"{plan.method}, {plan.model}, {plan.steps} noisy release{'s' if plan.steps != 1 else ''}"),
     ]
-    if result.metrics:
+    if "failed" in result.metrics:
+        rows.append(("metrics", f"none: {result.metrics['failed']}"))
+    elif result.metrics:
         main = next(name for name in ("accuracy", "r2", "mae") if name in result.metrics)
         names = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²", "rmse": "RMSE", "mae": "mean |error|"}
         rows.append((names[main], f"{_with_interval(result, main)}   ({result.metrics['source']})"))

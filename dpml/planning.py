@@ -207,7 +207,8 @@ def _check_scores(trainer: PrivateTrainer, public: PublicInfo) -> None:
     from dpml.sgd import check_output
 
     assert not isinstance(trainer.model, str)
-    check_output(trainer.model, public.feature_shape or (public.n_features,), len(public.classes))
+    shape = public.feature_shape or (public.n_features,)
+    check_output(trainer.model, shape, len(public.classes), "leave shares.metrics out")
 
 
 def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarantee: Guarantee) -> dict[str, Any]:
@@ -287,12 +288,7 @@ def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> Non
             "Use model='softmax' or 'mlp', or method='objective' or 'output' (one problem a class)."
         )
     if not isinstance(trainer.model, str):
-        from dpml.sgd import check_loss, check_output
-
-        shape = public.feature_shape or (public.n_features,)
-        check_output(trainer.model, shape, None if trainer.loss is not None else len(public.classes))
-        if trainer.loss is not None:
-            check_loss(trainer.model, trainer.loss, shape, public.task == "regression")
+        _check_module(trainer, trainer.model, public)
     batch = trainer.expected_batch_size
     if method == "dp_sgd" and batch is not None and batch > public.n_declared:
         raise invalid(
@@ -303,6 +299,29 @@ def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> Non
         )
     if method in LINEAR_METHODS:
         check_linear(trainer, public, method)
+
+
+def _check_module(trainer: PrivateTrainer, module: torch.nn.Module, public: PublicInfo) -> None:
+    """ModelError, ConfigError: a module of the user's own that takes other rows, or gives what cannot be used.
+
+    Looked at on rows of zeros.  A loss of its own may ask for any output; it must fit the task only where the run is
+    to score it, on a public test set, which would otherwise be found out after the budget is spent.
+    """
+    from dpml.sgd import check_loss, check_output
+
+    shape = public.feature_shape or (public.n_features,)
+    if public.task == "regression" and trainer.loss is None:
+        raise invalid(
+            "loss", None, "a function loss(outputs, targets) -> (B,) for a module of your own and a numeric target",
+            "Squared errors: loss=lambda outputs, targets: (outputs.reshape(-1) - targets).square().",
+        )  # fmt: skip
+    scored = trainer.loss is None or public.test_is_public
+    way_out = "pass loss= for another kind of output"
+    if trainer.loss is not None:
+        way_out = "leave the public test set out, which the run would score"
+    check_output(module, shape, len(public.classes) if scored else None, way_out)
+    if trainer.loss is not None:
+        check_loss(module, trainer.loss, shape, public.task == "regression")
 
 
 def _parameters(

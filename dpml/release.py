@@ -141,7 +141,7 @@ class PrivateModel:
     @property
     def is_regression(self) -> bool:
         """``predict`` gives numbers in the units of the target, and there are no classes."""
-        return self.kind in REGRESSION
+        return not self.classes
 
     def features(self, X: Any) -> Any:
         """Feature rows ``(n, d)`` of a data frame (by the saved schema) or of a raw array ``(n, …)``; CSR for CSR."""
@@ -170,7 +170,7 @@ class PrivateModel:
                 "a linear_svm model has no probability model: use decision_function or predict, or train "
                 "model='logreg'."
             )
-        scores = self.decision_values(rows)
+        scores = self._scores(rows)
         if scores.ndim == 1 or scores.shape[1] == 1:
             positive = expit(scores.reshape(-1))
             return np.column_stack([1.0 - positive, positive])
@@ -178,9 +178,15 @@ class PrivateModel:
         return result
 
     def predictions(self, rows: Any) -> np.ndarray:
-        """Class indexes ``(n,)`` of encoded rows ``(n, d)``, or for a regression targets in their own units."""
+        """Class indexes ``(n,)`` of encoded rows ``(n, d)``, or for a regression targets in their own units.
+
+        Raises:
+            ModelError: a module of the user's own does not give one number per row (two classes: or two; K classes: K),
+                which a loss of its own allows: what it gives is in :meth:`decision_values`.
+        """
         if self.is_regression:
-            return target_units(self.decision_values(rows).reshape(-1), self.target_bounds)
+            clipped = self.kind in REGRESSION  # what a module gives stays as it is
+            return target_units(self._scores(rows).reshape(-1), self.target_bounds, clipped=clipped)
         if self.kind != "linear_svm":
             return np.asarray(self.probabilities(rows).argmax(axis=1))
         scores = self.decision_values(rows)
@@ -208,7 +214,17 @@ class PrivateModel:
         return forward(self._network(), rows.toarray() if sparse.issparse(rows) else rows)
 
     def _scores(self, rows: Any) -> np.ndarray:
-        return self.decision_values(rows)
+        """:meth:`decision_values`, of a shape that says what is predicted; ModelError otherwise."""
+        values, n, n_classes = self.decision_values(rows), rows.shape[0], len(self.classes)
+        allowed: list[tuple[int, ...]] = [(n, n_classes)] if n_classes > 1 else []
+        allowed += [(n,), (n, 1)] if n_classes <= 2 else []
+        if values.shape not in allowed:
+            target = f"{n_classes} classes" if n_classes else "a numeric target"
+            raise ModelError(
+                f"the module gives {values.shape} for {n} rows, and a prediction of {target} needs one of {allowed}. "
+                "What it gives is in decision_function."
+            )
+        return values
 
     def _network(self) -> torch.nn.Module:
         if self.module is not None:
@@ -228,11 +244,17 @@ class PrivateModel:
         return self.probabilities(self.features(X))
 
     def decision_function(self, X: pd.DataFrame | np.ndarray) -> np.ndarray:
-        """Raw scores ``(n,)``, positive for the second of two classes, or ``(n, K)`` with one a class."""
+        """Raw scores ``(n,)``, positive for the second of two classes, or ``(n, K)`` with one a class.
+
+        Of a regression: the prediction with the target's bounds at -1 and 1.  Of a module: what it gives.
+        """
         return self.decision_values(self.features(X))
 
     def predict(self, X: pd.DataFrame | np.ndarray) -> np.ndarray:
-        """The class of each row, shape ``(n,)``, or for a regression its target as a float within the bounds."""
+        """The class of each row, shape ``(n,)``, or for a regression its target as a float.
+
+        ``ridge`` and ``huber`` stay within the bounds; the output of a module of the user's own is not clipped.
+        """
         found = self.predictions(self.features(X))
         return found if self.is_regression else np.asarray(self.classes)[found]
 

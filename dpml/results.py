@@ -15,6 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from dpml.rounding import upper
+
 RESULT_FORMAT = 1
 
 
@@ -40,7 +42,7 @@ class Guarantee:
 
     def __str__(self) -> str:
         return (
-            f"({self.epsilon:.6g}, {self.delta:.3g})-DP per {self.unit}, {self.neighboring_relation}, "
+            f"({upper(self.epsilon, 6)}, {upper(self.delta)})-DP per {self.unit}, {self.neighboring_relation}, "
             f"accountant {self.accountant}"
         )
 

@@ -141,7 +141,8 @@ class RunResult:
 
     Attributes:
         guarantee: recomputed from the ledger; at most the plan's promise.
-        metrics: test metrics of a test set that is declared public, or with charged noise; else empty.
+        metrics: test metrics of a test set that is declared public, or with charged noise; else empty.  ``failed``
+            says why a public test set could not be scored.
         nonprivate: the same for a model without privacy, only for public data.
         model: the released model.
         ledger: head hash and number of lines.

@@ -28,9 +28,9 @@ from dpml.errors import ConfigError, LedgerError, ModelError, invalid
 from dpml.linear_methods import LINEAR_METHODS
 from dpml.mechanisms import NoiseSource, default_noise
 from dpml.processes import refuse_several
-from dpml.release import MODEL_FILE, PrivateModel, RunFolder, class_scores
+from dpml.release import MODEL_FILE, PrivateModel, RunFolder
 from dpml.results import Guarantee, dumps, to_jsonable
-from dpml.running import private_scores
+from dpml.running import private_scores, public_scores
 from dpml.runs import Plan, Progress, RunResult, public_description
 from dpml.search_arguments import (
     PUBLIC_TEST,
@@ -370,9 +370,9 @@ class PrivateSearch(BaseEstimator):
         model = None if best is None else best.model
         metrics: dict[str, float | str] = {}
         if public.test_is_public:
-            metrics = dict(_test_scores(model, records))
+            metrics = {} if model is None else public_scores(model, records)
             chosen = ", which the selection used as well" if plan.holdout == PUBLIC_TEST else ""
-            metrics |= {"source": f"test set declared public{chosen}"} if metrics else {}
+            metrics |= {"source": f"{metrics['source']}{chosen}"} if metrics else {}
         score = None if best is None or not plan.score_noise_std else as_share(best.score, plan)
         result = SearchResult(
             guarantee=guarantee,
@@ -456,12 +456,6 @@ def training_part(public: PublicInfo, holdout: float | str) -> PublicInfo:
         test_is_public=False,
         default_delta=None,
     )
-
-
-def _test_scores(model: PrivateModel | None, records: Records) -> dict[str, float]:
-    if model is None or records.X_test is None or records.y_test is None:
-        return {}
-    return class_scores(model, records.X_test, records.y_test)
 
 
 def _never_read(_: object, sparse: bool = False) -> Records:

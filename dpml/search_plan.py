@@ -31,6 +31,7 @@ from dpml.data import PublicInfo
 from dpml.errors import AccountingError, ConfigError, UnsupportedEventError, invalid
 from dpml.release import describe
 from dpml.results import Guarantee, to_jsonable
+from dpml.rounding import upper
 from dpml.runs import Plan
 from dpml.search_arguments import EXPONENTIAL, PUBLIC_TEST, REPEAT, SELECTION_PAID, Settings, readable
 from dpml.trainer import PrivateTrainer
@@ -239,7 +240,10 @@ class SearchPlan:
             ("search", f"{self.method}: {SELECTION_PAID}"),
             ("promise", str(self.guarantee)),
             ("candidates", f"{number}, model {self.model}"),
-            ("noise of one run", f"calibrated at epsilon = {self.base_epsilon:.6g}, delta = {self.base_delta:.3g}"),
+            (
+                "noise of one run",
+                f"calibrated at epsilon = {upper(self.base_epsilon, 6)}, delta = {upper(self.base_delta)}",
+            ),
         ]
         if self.mechanism == REPEAT:
             kind = "Poisson" if self.shape is None else f"truncated negative binomial, shape {self.shape:g}"
@@ -248,7 +252,7 @@ class SearchPlan:
         else:
             rows.append(("runs", f"{number}, each candidate once and fully charged"))
         if self.selection_epsilon:
-            rows.append(("selection", f"exponential mechanism, epsilon = {self.selection_epsilon:.6g}"))
+            rows.append(("selection", f"exponential mechanism, epsilon = {upper(self.selection_epsilon, 6)}"))
         if self.score_noise_std:
             rows.append(("noise of a score", f"{self.score_noise_std:.6g} records"))
         if self.holdout == PUBLIC_TEST:

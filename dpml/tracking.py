@@ -24,6 +24,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dpml.errors import RunFolderError, invalid
+from dpml.rounding import upper
 
 EXPERIMENT = "dpml"
 SWITCHES = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
@@ -162,7 +163,7 @@ def _experiment(client: Any, name: str) -> str:
 
 def _name(result: Mapping[str, Any]) -> str:
     epsilon = _number(result.get("epsilon"))
-    return f"{result.get('method')} ε={'∞' if epsilon is None else f'{epsilon:.4g}'}"
+    return f"{result.get('method')} ε={'∞' if epsilon is None else upper(epsilon)}"
 
 
 def _number(value: object) -> float | None:

@@ -46,12 +46,12 @@ from dpml.running import (
     CONVEX,
     nonprivate_scores,
     private_scores,
+    public_scores,
     recompute,
     refuse_not_finite,
     refuse_unlearnable,
     released_model,
     silent_warning,
-    test_scores,
     train_by_plan,
 )
 from dpml.runs import (
@@ -90,7 +90,7 @@ class PrivateTrainer:
     Args:
         model: ``"logreg"``, ``"softmax"``, ``"linear_svm"``, ``"ridge"`` and ``"huber"`` (for a numeric target),
             ``"mlp"`` or any ``torch.nn.Module`` that maps rows ``(B, d)`` to logits (``(B,)`` or ``(B, 1)`` for two
-            classes, ``(B, K)`` otherwise).
+            classes, ``(B, K)`` otherwise), or for a numeric target to the prediction, ``(B,)`` or ``(B, 1)``.
         method: ``"objective"``, ``"output"``, ``"dp_gd"`` (full batches), ``"adassp"`` (linear regression),
             ``"dp_sgd"``, ``"auto"`` (by the model, from public numbers only) or ``"nonprivate"`` (public data only).
         epsilon, delta: the budget.  Default ε is 1, default δ is min(1e-5, 0.1/n_declared) (Census-Income: 1e-6).
@@ -109,7 +109,9 @@ class PrivateTrainer:
         loss_parameter: width of the smoothed hinge (``linear_svm``, default 0.5) or threshold of ``huber`` (default
             0.1, in units of half the target's range).
         hidden: widths of the hidden layers of ``"mlp"``.
-        loss: per-example loss ``loss(logits, targets) -> (B,)`` for your own module; default cross entropy.
+        loss: per-example loss ``loss(logits, targets) -> (B,)`` for your own module; default cross entropy.  A numeric
+            target needs one; it comes with its bounds moved to -1 and 1.  With a loss the module may give other shapes
+            than those above, unless there is a public test set to score: what it gives is in ``decision_function``.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         seed: initialisation and other public choices.  Noise and sampling never depend on it.
         run_dir: folder for the run's files; ``None`` keeps everything in memory.
@@ -412,8 +414,7 @@ class PrivateTrainer:
         metrics, stages = after_training(plan.stages, model, records, ledger, folder, noise, kept or {})
         guarantee, used = recompute(self, plan, ledger)
         if public.test_is_public:
-            metrics = dict(test_scores(model, records))
-            metrics |= {"source": "test set declared public"} if metrics else {}
+            metrics = public_scores(model, records)
         private: dict[str, Any] = {**records.private_notes, **diagnostics, **silent_warning(diagnostics)}
         result = RunResult(
             guarantee=guarantee,

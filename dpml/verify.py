@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpml.results import dumps
+from dpml.rounding import upper
 
 if TYPE_CHECKING:
     from dpml.accounting import Verification
@@ -68,9 +69,9 @@ def _lines(found: Verification) -> list[str]:
         reported = found.epsilon_reported
         lines.append(f"OK: {found.lines} ledger lines hold; epsilon = {reported!r} is what the charges cost.")
     if found.epsilon_recomputed is not None:
-        lines.append(f"  {found.accountant}: {found.epsilon_recomputed:.6g} (recomputed from the charges)")
+        lines.append(f"  {found.accountant}: {upper(found.epsilon_recomputed, 6)} (recomputed from the charges)")
         for name, value in found.second_opinion.items():
-            lines.append(f"  {name}: {value if isinstance(value, str) else f'{value:.6g} (second opinion)'}")
+            lines.append(f"  {name}: {value if isinstance(value, str) else f'{upper(value, 6)} (second opinion)'}")
     return lines
 
 

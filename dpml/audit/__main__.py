@@ -34,6 +34,7 @@ from dpml.audit import guessing
 from dpml.audit.result import AuditResult
 from dpml.errors import ConfigError, DpmlError, invalid
 from dpml.results import dumps, write_atomic
+from dpml.rounding import upper as rounded_up
 
 EXAMPLES = """examples:
   python -m dpml.audit +experiment=logreg                                 a run of dpml.train, with canaries
@@ -308,7 +309,9 @@ def write(folder: Path, found: Finding) -> None:
 
     write_atomic(folder / "audit.json", dumps(found.to_dict()) + "\n")
     plot_tradeoff(
-        {f"claimed: no attack below (ε = {found.epsilon_upper:.3g} at δ = {found.settings.delta:g})": found.curve},
+        {
+            f"claimed: no attack below (ε = {rounded_up(found.epsilon_upper)} at δ = {rounded_up(found.settings.delta)})": found.curve
+        },
         folder / "tradeoff.png",
         points=found.points,
         title="What the run claims, and what attacks on it reached",

@@ -36,6 +36,7 @@ from dpml.mechanisms import SecretNoise
 from dpml.planning import method_of, network_of
 from dpml.processes import world_size
 from dpml.results import dumps, to_jsonable, write_atomic
+from dpml.rounding import upper as rounded_up
 from dpml.runs import Plan
 from dpml.stages.planning import check_shares
 from dpml.version import __version__
@@ -120,7 +121,10 @@ class RunAudit:
         verdict = "CONTRADICTED: this run is not as private as it says" if self.contradicted else "not contradicted"
         cost = "charged: this audit is a release of its own" if self.charged else "nothing was charged"
         return [
-            ("claimed", f"ε ≤ {upper:.6g} at δ = {found.delta:.3g} ({self.plan.guarantee.accountant})"),
+            (
+                "claimed",
+                f"ε ≤ {rounded_up(upper, 6)} at δ = {rounded_up(found.delta)} ({self.plan.guarantee.accountant})",
+            ),
             ("attacked", f"ε ≥ {lower:.4f} with confidence {found.confidence:g}{share}"),
             ("attack", f"{found.method}: {self.attack}"),
             ("trained on", f"{self.trained_on}; {cost}"),
@@ -217,7 +221,9 @@ def write(folder: Path, found: RunAudit, config: str | None) -> None:
     if not found.charged and config is not None:
         write_atomic(target / "config.yaml", config)
     plot_tradeoff(
-        {f"claimed: no attack below (ε = {found.epsilon_upper:.3g} at δ = {found.result.delta:.3g})": found.curve},
+        {
+            f"claimed: no attack below (ε = {rounded_up(found.epsilon_upper)} at δ = {rounded_up(found.result.delta)})": found.curve
+        },
         target / PICTURE,
         points={f"attack at α ≤ {alpha:.3g}": (alpha, beta) for alpha, beta in found.points},
         title="What the run claims, and what attacks on it reached",

@@ -172,10 +172,12 @@ def scaled_target(values: np.ndarray, bounds: tuple[float, float]) -> tuple[np.n
     return np.where(known, scaled, 0.0), known
 
 
-def target_units(scores: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    """Scores (n,) back in the units of the target: mid + half · clip(score, -1, 1), inside of the bounds."""
+def target_units(scores: np.ndarray, bounds: tuple[float, float], clipped: bool = True) -> np.ndarray:
+    """Scores (n,) back in the units of the target: mid + half · score, ``clipped`` to the bounds."""
     low, high = bounds
     half = (high - low) / 2.0
+    if not clipped:
+        return low + half + half * scores
     return np.clip(low + half + half * np.clip(scores, -1.0, 1.0), low, high)
 
 

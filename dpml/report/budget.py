@@ -97,7 +97,7 @@ def _why_free(name: str, result: Mapping[str, Any], searched: bool) -> str:
     if name == "labels":
         named = "the target's bounds are" if mapping(data).get("target_bounds") else "the list of classes is"
         return f"Nothing charged: nothing was counted; {named} declared."
-    if metrics:
+    if metrics and "failed" not in metrics:
         return "Nothing charged: measured on a test set that is declared public."
     return "Nothing charged: nothing was measured on private records" + (" after the search." if searched else ".")
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from typing import Any
 
+from dpml.rounding import as_number, plain, upper  # noqa: F401 (as_number and upper are used as formats.…)
+
 RELATIONS = {
     "add_remove": "add or remove one record",
     "replace_one": "replace one record by another",
@@ -32,38 +34,6 @@ _INVISIBLE = re.compile(
 pairs."""
 
 
-def as_number(value: Any) -> float | None:
-    """The float behind a JSON number or ``"inf"``; ``None`` for anything that is not a number (booleans too).
-
-    A whole number too large for a float is infinite.
-    """
-    if value is None or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    except OverflowError:  # a whole number that no float holds
-        return math.inf if value > 0 else -math.inf
-    return None if math.isnan(number) else number
-
-
-def upper(value: Any, digits: int = 4) -> str:
-    """An upper bound with ``digits`` significant digits, rounded up, so that the text is a bound as well.
-
-    What differs from a short number only by floating-point noise (relative 1e-12) prints as that number.
-    """
-    number = as_number(value)
-    if number is None:
-        return "–"
-    if math.isinf(number):
-        return "∞" if number > 0 else "−∞"
-    if number == 0:
-        return "0"
-    settled = Context(prec=12, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number))
-    return _plain(Context(prec=digits, rounding=ROUND_CEILING).plus(settled))
-
-
 def general(value: Any, digits: int = 6) -> str:
     """Any number, shortest form with ``digits`` significant digits, rounded to nearest."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGE:
@@ -75,7 +45,7 @@ def general(value: Any, digits: int = 6) -> str:
         return "∞" if number > 0 else "−∞"
     if number.is_integer() and abs(number) < LARGE:
         return grouped(int(number))
-    return _plain(Context(prec=digits, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number)))
+    return plain(Context(prec=digits, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(number)))
 
 
 def grouped(value: int) -> str:
@@ -143,15 +113,3 @@ def shortened(text: Any, most: int = 300) -> str:
     """``text`` with its middle left out where it is longer than ``most`` characters."""
     text = str(text)
     return text if len(text) <= most else f"{text[: most - 60]} … {text[-50:]}"
-
-
-def _plain(value: Decimal) -> str:
-    """A decimal without padding zeros; powers of ten only outside 1e-3 .. 1e6."""
-    value = value.normalize()
-    exponent = value.adjusted()
-    if value == 0:
-        return "0"
-    if -4 < exponent < 6:
-        return f"{value:f}"
-    mantissa = f"{value.scaleb(-exponent).normalize():f}"
-    return f"{mantissa}e{exponent}"

@@ -83,7 +83,7 @@ def utility_of(result: Mapping[str, Any]) -> Utility:
         source=text(found.get("source"), text(found.get("how"), "")),
         confidence=formats.percent(found.get("confidence"), 0) if as_number(found.get("confidence")) else "",
         remarks=tuple(remarks),
-        why_none="" if metrics else HIDDEN,
+        why_none="" if metrics else f"None: {text(found['failed'])}" if "failed" in found else HIDDEN,
     )
 
 

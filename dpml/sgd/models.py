@@ -175,12 +175,19 @@ def copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def check_output(model: nn.Module, feature_shape: Sequence[int], n_classes: int | None) -> None:
+def check_output(
+    model: nn.Module,
+    feature_shape: Sequence[int],
+    n_classes: int | None,
+    way_out: str = "pass loss= for another kind of output",
+) -> None:
     """Run a copy of the model on two rows of zeros: does it take the declared rows and give logits of the right shape?
 
     Args:
         feature_shape: public shape of one row.
-        n_classes: declared classes; ``None`` (a loss of the user's own) leaves the output's shape open.
+        n_classes: declared classes, 0 for a numeric target; ``None`` (a loss of the user's own, and nothing to score)
+            leaves the output's shape open.
+        way_out: what to do beside mending the last layer.
 
     Raises:
         ModelError: what came out, and what was expected.
@@ -198,12 +205,13 @@ def check_output(model: nn.Module, feature_shape: Sequence[int], n_classes: int 
         ) from error
     if n_classes is None:
         return
-    allowed = [(2, n_classes)] + ([(2,), (2, 1)] if n_classes == 2 else [])
+    allowed = ([(2, n_classes)] if n_classes else []) + ([(2,), (2, 1)] if n_classes in (0, 2) else [])
+    target = f"{n_classes} declared classes" if n_classes else "a numeric target"
     if not isinstance(output, torch.Tensor) or tuple(output.shape) not in allowed:
         got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise ModelError(
-            f"the model ({type(model).__name__}) gives {got} for 2 rows; for {n_classes} declared classes it must give "
-            f"one of {allowed}. Fix its last layer, or pass loss= for another kind of output."
+            f"the model ({type(model).__name__}) gives {got} for 2 rows; for {target} it must give one of {allowed}. "
+            f"Fix its last layer, or {way_out}."
         )
 
 

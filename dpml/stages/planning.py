@@ -24,6 +24,7 @@ from dpml.data.columns import DISCOVER, PRIVATE
 from dpml.errors import ConfigError, invalid
 from dpml.ranges import is_number
 from dpml.results import to_jsonable
+from dpml.rounding import upper
 
 from .bounds import BoundsFinder, finder_of
 from .categories import CategoryFinder
@@ -123,9 +124,9 @@ class Stages:
 
 
 def _cost(stage: Stage) -> str:
-    delta = f", δ = {stage.delta:.3g}" if stage.delta else ""
+    delta = f", δ = {upper(stage.delta)}" if stage.delta else ""
     of = f" for {', '.join(stage.parts)}" if stage.name in OF_COLUMNS else ""
-    return f"share {stage.share:g}: ε = {stage.epsilon:.4g}{delta}{of}: {event_text(stage.event)}"
+    return f"share {stage.share:g}: ε = {upper(stage.epsilon)}{delta}{of}: {event_text(stage.event)}"
 
 
 def event_text(event: Event) -> str:
@@ -133,7 +134,7 @@ def event_text(event: Event) -> str:
 
     def text(content: Mapping[str, Any]) -> str:
         if content["type"] == "epsilon_delta" and content["delta"] == 0:
-            return f"pure({content['epsilon']:.4g})"
+            return f"pure({upper(content['epsilon'])})"
         inner = ", ".join(
             text(value) if isinstance(value, Mapping) else f"{value:.4g}" if isinstance(value, float) else str(value)
             for key, value in content.items()
