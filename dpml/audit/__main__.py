@@ -308,10 +308,9 @@ def write(folder: Path, found: Finding) -> None:
     from dpml.report.privacy_plots import plot_tradeoff
 
     write_atomic(folder / "audit.json", dumps(found.to_dict()) + "\n")
+    claim = f"ε = {rounded_up(found.epsilon_upper)} at δ = {rounded_up(found.settings.delta)}"
     plot_tradeoff(
-        {
-            f"claimed: no attack below (ε = {rounded_up(found.epsilon_upper)} at δ = {rounded_up(found.settings.delta)})": found.curve
-        },
+        {f"claimed: no attack below ({claim})": found.curve},
         folder / "tradeoff.png",
         points=found.points,
         title="What the run claims, and what attacks on it reached",

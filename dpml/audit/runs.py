@@ -220,10 +220,9 @@ def write(folder: Path, found: RunAudit, config: str | None) -> None:
     target = folder / "release" if found.charged else folder
     if not found.charged and config is not None:
         write_atomic(target / "config.yaml", config)
+    claim = f"ε = {rounded_up(found.epsilon_upper)} at δ = {rounded_up(found.result.delta)}"
     plot_tradeoff(
-        {
-            f"claimed: no attack below (ε = {rounded_up(found.epsilon_upper)} at δ = {rounded_up(found.result.delta)})": found.curve
-        },
+        {f"claimed: no attack below ({claim})": found.curve},
         target / PICTURE,
         points={f"attack at α ≤ {alpha:.3g}": (alpha, beta) for alpha, beta in found.points},
         title="What the run claims, and what attacks on it reached",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from typing import Any
 
-from dpml.rounding import as_number, plain, upper  # noqa: F401 (as_number and upper are used as formats.…)
+from dpml.rounding import as_number, plain, upper
 
 RELATIONS = {
     "add_remove": "add or remove one record",
