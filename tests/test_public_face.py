@@ -71,4 +71,5 @@ def test_an_error_names_argument_value_and_way_out() -> None:
 
 
 def test_guarantee_reads_like_a_sentence() -> None:
-    assert str(results.Guarantee(1.0, 1e-5)) == "(1, 1e-05)-DP per record, add_remove, accountant best"
+    assert str(results.Guarantee(1.0, 1e-5)) == "(1, 1e-5)-DP per record, add_remove, accountant best"
+    assert str(results.Guarantee(0.99999951, 2.764187e-6)).startswith("(1, 2.765e-6)-DP per record")  # both rounded up

@@ -148,7 +148,7 @@ def test_the_plan_shows_each_stage_with_its_event(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert rows["stage bounds"] == "share 0.1: ε = 0.4 for age, money: 2 × pure(0.2)"
     assert rows["stage labels"] == "share 0.05: ε = 0.2: pure(0.2)"
-    assert "δ = 1e-06 for town" in rows["stage categories"]
+    assert "δ = 1e-6 for town" in rows["stage categories"]
     assert rows["stage train"].startswith("the rest: 6 × poisson_sampled(")
     written = plan.to_dict()["stages"]
     assert written["bounds"]["columns"] == ["age", "money"]

@@ -100,6 +100,8 @@ _OF_NAME = {
     "a spacing that is no power of two": _BITS,
     "no saturation": "no: needs sums beyond 2^52 steps of the grid",
     "a zero that keeps its sign": _BITS,
+    "a step with a zero that keeps its sign": _BITS,
+    "a step without saturation": "no: needs sums beyond 2^52 steps of the grid",
     # sampling
     "same batch in every step": "yes: a canary is in all steps or in none",
     "one batch for two steps": _SMALL,
