@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpml.sgd.attention import attention
+from dpml.sgd.convolutions import Window
 from dpml.sgd.one_function import function_call
 from dpml.sgd.recurrent import WRITTEN_OUT
-from dpml.sgd.taps import Window
 from dpml.sgd.uses import Unsupported
 
 

@@ -15,18 +15,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from dpml.sgd.convolutions import Window, convolution_gradient
 from dpml.sgd.uses import (
-    BLOCK_VALUES,
-    KEPT_VALUES,
     Built,
-    Outer,
     PerExample,
-    build_is_cheaper,
-    in_runs,
     outer,
-    row_norms,
     table_rows,
-    zeroed,
 )
 
 Hand = Callable[[str, PerExample], None]
@@ -234,16 +228,6 @@ class GroupNormTap(torch.autograd.Function):
         return back, None, None, None, None, None, None
 
 
-@dataclass(frozen=True)
-class Window:
-    """Stride, padding and dilation per axis, and groups, of a convolution."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-
 class ConvTap(torch.autograd.Function):
     """A convolution of ``(N, C, L)`` or ``(N, C, H, W)``."""
 
@@ -266,7 +250,9 @@ class ConvTap(torch.autograd.Function):
         (b,), (x, weight), site, window = outputs, _saved(ctx), ctx.site, ctx.window
         b, x = wide(b, weight).contiguous(), wide(x, weight)
         if site.weight is not None:
-            site.hand(site.weight, convolution_gradient(wide(x), wide(b), weight.shape, window, site))
+            shape = weight.shape
+            gradient = convolution_gradient(wide(x), wide(b), shape, window, site.records, site.alone)
+            site.hand(site.weight, gradient)
         if site.bias is not None:
             each = wide(b).flatten(2).sum(2)
             site.hand(site.bias, Built(_added(each.reshape(site.records, -1, each.shape[1]))))
@@ -288,107 +274,3 @@ def _convolution_backward(
     return torch.ops.aten.convolution_backward(
         b, x, weight, None, window.stride, window.padding, window.dilation, False, none, window.groups, mask
     )
-
-
-@dataclass(frozen=True)
-class Convolved:
-    """gᵢ of a convolution too large to keep for every record: built block by block, for the norms and for the sum."""
-
-    x: torch.Tensor
-    b: torch.Tensor
-    shape: torch.Size
-    window: Window
-    records: int
-
-    def _blocks(self) -> list[slice]:
-        step = max(1, BLOCK_VALUES // math.prod(self.shape))
-        return [slice(start, min(start + step, self.records)) for start in range(0, self.records, step)]
-
-    def squared_norms(self) -> torch.Tensor:
-        return torch.cat([row_norms(self.built(part)).square() for part in self._blocks()])
-
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        total = factors.new_zeros(math.prod(self.shape), dtype=torch.float64)
-        for part in self._blocks():  # of the gradients whose norms were taken: positions that cancel have met
-            total += in_runs(factors[part], self.built(part).flatten(1))
-        return total.reshape(self.shape)
-
-    def built(self, records: slice) -> torch.Tensor:
-        first, last, _ = records.indices(self.records)
-        repeat = self.b.shape[0] // self.records
-        part = slice(first * repeat, last * repeat)
-        return _built_convolution(self.x[part], self.b[part], self.shape, self.window, last - first)
-
-    def without(self, keep: torch.Tensor) -> PerExample:
-        each = keep.repeat_interleave(self.b.shape[0] // self.records)
-        return Convolved(zeroed(self.x, each), zeroed(self.b, each), self.shape, self.window, self.records)
-
-
-def convolution_gradient(x: torch.Tensor, b: torch.Tensor, shape: torch.Size, window: Window, site: Site) -> PerExample:
-    """The form in which a convolution's per-example gradients are kept."""
-    size, positions = math.prod(shape), b[0, 0].numel() * (b.shape[0] // site.records)
-    inputs = size // shape[0]
-    if site.records * size <= KEPT_VALUES:
-        return Built(_built_convolution(x, b, shape, window, site.records))
-    if window.groups == 1 and site.alone and not build_is_cheaper(1, positions, inputs, shape[0]):
-        pieces = patches(x, shape, window)[:, 0]  # (N, I, L)
-        a = pieces.transpose(1, 2).reshape(site.records, -1, inputs)
-        rows = b.flatten(2).transpose(1, 2).reshape(site.records, -1, shape[0])
-        return Shaped(Outer(a, rows), shape)
-    return Convolved(x, b, shape, window, site.records)
-
-
-@dataclass(frozen=True)
-class Shaped:
-    """Gradients ``(O, I)`` that are entries of a parameter of another shape."""
-
-    matrix: PerExample
-    shape: torch.Size
-
-    def squared_norms(self) -> torch.Tensor:
-        return self.matrix.squared_norms()
-
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        return self.matrix.weighted_sum(factors).reshape(self.shape)
-
-    def built(self, records: slice) -> torch.Tensor:
-        return self.matrix.built(records).reshape(-1, *self.shape)
-
-    def without(self, keep: torch.Tensor) -> PerExample:
-        return Shaped(self.matrix.without(keep), self.shape)
-
-
-def patches(x: torch.Tensor, shape: torch.Size, window: Window) -> torch.Tensor:
-    """The patches that the kernel sees, ``(N, groups, I, L)`` with I = entries of one filter, L = positions."""
-    sides = [side for width in reversed(window.padding) for side in (width, width)]
-    x = (F.pad(x, sides) if any(sides) else x).contiguous()
-    steps, kernel = x.stride()[2:], shape[2:]
-    reach = [d * (k - 1) + 1 for d, k in zip(window.dilation, kernel, strict=True)]
-    outputs = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, window.stride, strict=True)]
-    view = x.as_strided(  # (N, C, *kernel, *positions), nothing copied yet
-        (*x.shape[:2], *kernel, *outputs),
-        (
-            *x.stride()[:2],
-            *(d * step for d, step in zip(window.dilation, steps, strict=True)),
-            *(s * step for s, step in zip(window.stride, steps, strict=True)),
-        ),
-        x.storage_offset(),
-    )
-    return view.reshape(x.shape[0], window.groups, -1, math.prod(outputs))
-
-
-def _built_convolution(
-    x: torch.Tensor, b: torch.Tensor, shape: torch.Size, window: Window, records: int
-) -> torch.Tensor:
-    """``(records, *shape)``; the patches are made for a block of records at a time."""
-    repeat = b.shape[0] // records
-    groups, outputs, positions = window.groups, shape[0] // window.groups, math.prod(b.shape[2:])
-    inputs = math.prod(shape[1:])
-    step = max(1, BLOCK_VALUES // max(1, repeat * groups * inputs * positions))
-    each = b.new_empty((records, groups * outputs * inputs))
-    for start in range(0, records, step):
-        part = slice(start * repeat, (start + step) * repeat)
-        pieces = patches(x[part], shape, window).reshape(-1, inputs, positions).transpose(1, 2)
-        block = torch.bmm(b[part].reshape(-1, outputs, positions), pieces)
-        each[start : start + step] = _added(block.reshape(-1, repeat, groups * outputs * inputs))
-    return each.reshape(records, *shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "sgd"))
 from few_records_checks import further_records_move, plain, what_fills_up_leaves_no_trace
 from gradient_checks import agrees, form, only_one_backward
 
-from dpml.sgd import calls, clipping, made_up, one_backward, taps, uses
+from dpml.sgd import calls, clipping, convolutions, made_up, one_backward, taps, uses
 
 
 def loss(model, batch):
@@ -239,16 +240,39 @@ def test_bias_left_out_of_the_norm(monkeypatch):
 @pytest.mark.parametrize("form_name", ["gram", "built", "blocks"])
 def test_patches_of_another_stride(monkeypatch, form_name):
     strided_convolution_is_right(form_name)
-    whole = taps.patches
+    whole = convolutions.patches
 
     def shifted(x, shape, window):
-        """Right in size, wrong in place: the patches of stride 1, as many as there are positions."""
+        """Right in size, wrong in place: the patches of rows of stride 1, as many as there are positions."""
         right = whole(x, shape, window)
-        dense = whole(x, shape, taps.Window((1, 1), window.padding, window.dilation, window.groups))
-        return dense[..., : right.shape[3]]
+        dense = whole(x, shape, replace(window, stride=(1, *window.stride[1:])))
+        return dense[:, :, : right.shape[2]]
 
-    monkeypatch.setattr(taps, "patches", shifted)
+    monkeypatch.setattr(convolutions, "patches", shifted)
     caught(strided_convolution_is_right, form_name)
+
+
+@pytest.mark.usefixtures("blind")
+@pytest.mark.parametrize("form_name", ["gram", "built", "blocks", "kept"])
+def test_entries_of_a_filter_in_the_order_of_its_patches(monkeypatch, form_name):
+    strided_convolution_is_right(form_name)
+    monkeypatch.setattr(
+        convolutions, "filters", lambda values, shape, window: values.reshape(*values.shape[:-1], *shape)
+    )
+    caught(strided_convolution_is_right, form_name)
+
+
+@pytest.mark.usefixtures("blind")
+def test_kept_gradients_are_overwritten(monkeypatch):
+    strided_convolution_is_right("kept")
+    whole = convolutions.Convolved._parts
+
+    def over(self, kept):
+        for part, space in whole(self, kept):
+            yield part, space if part.stop <= len(kept) else kept[: len(space)]
+
+    monkeypatch.setattr(convolutions.Convolved, "_parts", over)
+    caught(strided_convolution_is_right, "kept")
 
 
 @pytest.mark.usefixtures("blind")

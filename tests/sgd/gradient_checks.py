@@ -8,25 +8,31 @@ from unittest.mock import patch
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpml.sgd import clipping, taps, uses
+from dpml.sgd import clipping, convolutions, uses
 from dpml.sgd.clipping import Clipper
 
 HUGE = 2**40
 FORMS = {
     "default": {},
-    "built": {(uses, "BUILDING_COST"): 0, (uses, "KEPT_VALUES"): HUGE, (taps, "KEPT_VALUES"): HUGE},
+    "built": {(uses, "BUILDING_COST"): 0, (uses, "KEPT_VALUES"): HUGE, (convolutions, "KEPT_VALUES"): HUGE},
     "gram": {
         (uses, "KEPT_VALUES"): 0,
-        (taps, "KEPT_VALUES"): 0,
+        (convolutions, "KEPT_VALUES"): 0,
         (uses, "BLOCK_VALUES"): 4,
-        (taps, "BLOCK_VALUES"): 4,
+        (convolutions, "BLOCK_VALUES"): 4,
     },
     "blocks": {
         (uses, "BUILDING_COST"): 0,
         (uses, "KEPT_VALUES"): HUGE,
-        (taps, "KEPT_VALUES"): 0,
+        (convolutions, "KEPT_VALUES"): 0,
         (uses, "BLOCK_VALUES"): 4,
-        (taps, "BLOCK_VALUES"): 4,
+        (convolutions, "BLOCK_VALUES"): 4,
+    },
+    "kept": {  # of a large convolution, the gradients of the first records
+        (uses, "BUILDING_COST"): 0,
+        (uses, "KEPT_VALUES"): HUGE,
+        (convolutions, "KEPT_VALUES"): 130,
+        (convolutions, "BLOCK_VALUES"): 60,
     },
 }
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}

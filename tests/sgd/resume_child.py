@@ -40,9 +40,9 @@ def live(request):
 def forked(request):
     """Exit status of a child that lives the request (negative: the signal that ended it) and its stderr."""
     errors = Path(request["log"]).with_suffix(".err")
+    handle = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)  # before the child, which may die at once
     child = os.fork()
     if child == 0:
-        handle = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, 2)
         status = 1
         try:
@@ -56,6 +56,7 @@ def forked(request):
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(status)
+    os.close(handle)
     if "kill_after" in request:
         time.sleep(request["kill_after"])
         os.kill(child, signal.SIGKILL)

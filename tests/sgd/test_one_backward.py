@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpml.sgd import clipped_gradient, clipping
+from dpml.sgd import clipped_gradient, clipping, convolutions
 
 DTYPES = [torch.float64, torch.float32]
 
@@ -318,16 +318,32 @@ def test_the_forms_asked_for_are_the_forms_used(name, monkeypatch):
     monkeypatch.setattr(
         clipping, "clip_and_sum", lambda g, *a: seen.update({k: type(v).__name__ for k, v in g.items()}) or whole(g, *a)
     )
-    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Linear(4, 3)).double()
+    layers = nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Conv1d(3, 3, 2, stride=3), nn.Tanh(), nn.Linear(2, 3)
+    model = nn.Sequential(*layers).double()
     with form(name):
-        only_one_backward(model, loss, batch_of(torch.randn(5, 2, 5, dtype=torch.float64)), 0.1)
+        only_one_backward(model, loss, batch_of(torch.randn(12, 2, 8, dtype=torch.float64)), 0.1)
     wanted = {
-        "default": ("Built", "Outer"),
-        "built": ("Built", "Built"),
-        "gram": ("Shaped", "Outer"),
-        "blocks": ("Convolved", "Built"),
+        "default": ("Built", "Shaped", "Outer"),
+        "built": ("Built", "Shaped", "Built"),
+        "gram": ("Shaped", "Shaped", "Outer"),
+        "blocks": ("Convolved", "Convolved", "Built"),
+        "kept": ("Convolved", "Convolved", "Built"),
     }[name]
-    assert (seen["0.weight"], seen["2.weight"]) == wanted
+    assert tuple(seen[f"{layer}.weight"] for layer in (0, 2, 4)) == wanted
+
+
+def test_of_a_large_convolution_the_first_records_gradients_are_built_once(monkeypatch):
+    built = []
+    whole = convolutions._build
+    monkeypatch.setattr(convolutions, "_build", lambda *a: built.append(len(a[-1])) or whole(*a))
+    x, b = torch.randn(12, 2, 5, dtype=torch.float64), torch.randn(12, 3, 4, dtype=torch.float64)
+    with form("kept"):  # 130 // 12 = 10 records are kept, 60 // 12 = 5 are built at a time
+        gradient = convolutions.Convolved(x, b, torch.Size([3, 2, 2]), convolutions.Window((1,), (0,), (1,), 1), 12)
+        squares, total = gradient.squared_norms(), gradient.weighted_sum(torch.ones(12, dtype=torch.float64))
+        assert built == [5, 5, 2, 2]
+        each = gradient.built(slice(None))
+    assert torch.allclose(squares, each.flatten(1).square().sum(1), rtol=1e-12, atol=0.0)
+    assert torch.allclose(total, each.sum(0), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
