@@ -6,11 +6,15 @@ changed, the argument must be made anew.
 
 from __future__ import annotations
 
-LATTICE, EXACT = "dpml/mechanisms/lattice.py", "dpml/accounting/exact.py"
+LATTICE, ROUNDED = "dpml/mechanisms/lattice.py", "dpml/mechanisms/rounded.py"
+EXACT = "dpml/accounting/exact.py"
 ENGINE, CLIPPING = "dpml/sgd/engine.py", "dpml/sgd/clipping.py"
 
 _BLOCK = "BLOCK = 1 << 14  # coordinates at a time, so that they stay in the processor's cache"
 _TILE = "How many coordinates are treated at a time: each is rounded and added by itself, so the bits are the same."
+_DRAWS = "BLOCK = 1 << 15  # draws at a time, so that they stay in the processor's cache"
+_TRIES = "drawn = self.tries(round(1.1 * missing / self._accepted) + 16, bits)[:missing]"
+_AT_ONCE = "How many proposals are made at once: more are made until enough are accepted, each by itself."
 _UNSURE = "unsure = 4e-15 * infinite / finite  # of ln δ, by rounding: more than the lower end's margin?"
 _LOW = "return (0.0 if only_upper(event) or is_bound_only(atoms) or unsure > contour.LOWER_MARGIN else low), high"
 _HIGH = "return (0.0 if unknown else infinite * _DOWN + low), min(1.0, (infinite + high) * (1 + 1e-15))"
@@ -20,6 +24,11 @@ _LEAST = "least = 1 if self.fault is not None else min(step, LEAST_RECORDS)"
 ARGUED: dict[tuple[str, str, str], str] = {
     (LATTICE, _BLOCK, "1 -> 2"): _TILE,
     (LATTICE, _BLOCK, "14 -> 15"): _TILE,
+    (LATTICE, "left = value.reshape(-1)", "1 -> 2"): "NumPy takes any negative length for the one to be found out.",
+    (ROUNDED, _DRAWS, "1 -> 2"): "How many draws are made at a time: each has bits of its own, so the law is the same.",
+    (ROUNDED, _TRIES, "Div -> Mult"): _AT_ONCE,
+    (ROUNDED, _TRIES, "Mult -> Div"): _AT_ONCE,
+    (ROUNDED, _TRIES, "16 -> 17"): _AT_ONCE,
     (EXACT, _UNSURE, "4e-15 -> 8e-15"): (
         "A margin on the safe side, doubled: the lower end becomes 0 where the statements' own δ is 125 times what is "
         "left of δ instead of 250 times. It stays a lower bound; the guarantee is the upper end."
@@ -47,11 +56,19 @@ ARGUED: dict[tuple[str, str, str], str] = {
         "The upper end of δ is rounded up by a few units in the last place more: still a bound, and no looser than "
         "the contour sum itself, whose error is larger."
     ),
-    (ENGINE, "PIECE = 2**20", "20 -> 21"): (
-        "How much noise is held at a time: memory and time, the same draws of the same sampler."
-    ),
     (ENGINE, "if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):", "GtE -> Gt"): (
         "Differs only for a sum of exactly -2^52 steps, which is then clamped to -2^52 steps: the same number."
+    ),
+    (ENGINE, "if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):", "USub dropped"): (
+        "Every sum is then looked at for NaN and clamped to ±2^52 steps, which leaves those within as they are."
+    ),
+    (CLIPPING, "_MOST_FINDINGS = 32", "32 -> 31"): "How many models are remembered: others are looked at again.",
+    (CLIPPING, "halve = size > 1", "1 -> 2"): (
+        "Two records of which one fails are run alone instead of halved first: the same gradients."
+    ),
+    (CLIPPING, "return torch.where(factors >= LEAST_FACTOR, factors, 0.0)", "GtE -> Gt"): (
+        "Differs only for a factor of the limit to the last bit: a contribution that is 1e-30 as long as its gradient, "
+        "clipped as all others, or none."
     ),
     (CLIPPING, "return max(1, min(MOST_RECORDS, values // max(n_values, 1)))", "1 -> 2"): (
         "The 1 is there against a division by zero; with 0 or 1 parameters the limit of 4096 records holds either way."

@@ -2,7 +2,7 @@
 
 a are the patches of the input that the filters see, ``(T, I)`` for one record, b the loss' derivative in the output,
 ``(O, T)``.  Small gradients are built and kept.  Larger ones are kept in the Gram form, or built block by block, once
-for the norms and again for the sum; the first records' are kept in between (:data:`~dpml.sgd.uses.KEPT_VALUES`).
+for the norms and again for the sum; the first records' are kept in between (:data:`KEPT_VALUES`).
 
 Copying the patches takes longer than the products if it reads single values.  Its innermost loop runs along a row of
 positions, whose values lie side by side for a stride of 1.  For any other stride it runs along a row of the filter with
@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 
 from dpml.sgd.uses import (
-    KEPT_VALUES,
     Built,
     Outer,
     PerExample,
@@ -30,6 +29,7 @@ from dpml.sgd.uses import (
     zeroed,
 )
 
+KEPT_VALUES = 2**22  # values of built gradients that one convolution may hold in a micro-batch
 BLOCK_VALUES = 2**18  # values of a temporary that is made block by block: a mebibyte, which stays in the cache
 
 

@@ -351,3 +351,12 @@ def test_tables_are_kept_per_ratio():
     first = rounded.table(1234.5)
     assert rounded.table(1234.5) is first
     assert rounded.table(1234.25).ratio == 1234.25
+
+
+def test_no_entry_is_owned_on_the_strength_of_a_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where P · 2^(16+b) comes out as a whole number it may be a little less: the quick part must stay below."""
+    exact = rounded.RoundedNormal.scaled
+    monkeypatch.setattr(rounded.RoundedNormal, "scaled", lambda self, m: np.ceil(exact(self, m)))
+    whole = rounded.RoundedNormal(300.0)
+    outer = np.where(whole.first >= 0, whole.first + ((1 << whole.low_bits) - 1), whole.first)
+    assert (whole.quick == np.maximum(np.ceil(exact(whole, outer)) - 1, 0)).all()

@@ -12,6 +12,9 @@ from dpml.errors import ModelError
 from dpml.mechanisms import FixedNoise
 from dpml.mechanisms.lattice import Grid
 from dpml.sgd import check_model, engine, fit_dp_sgd
+from dpml.sgd.clipping import Clipper
+from dpml.sgd.models import ModelLoss
+from dpml.sgd.team import Alone
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -78,3 +81,54 @@ def test_a_model_that_cannot_learn_costs_nothing(loss: object) -> None:
         fit_dp_sgd(
             plan, Deaf(), rows, labels, noise=FixedNoise(0), loss=loss, reserve=lambda *_: pytest.fail("was charged")
         )
+
+
+class Still:
+    """No noise, and the standard deviations that were asked for."""
+
+    secret = False
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, int]] = []
+
+    def normal(self, std: float, size: int) -> np.ndarray:
+        self.asked.append((std, size))
+        return np.zeros(size)
+
+
+def still(clipping: str, share: float = 1.0) -> tuple[engine.Stepper, Still, torch.Tensor]:
+    """A stepper of two layers, its noise, and six records."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    plan = engine.plan_dp_sgd(
+        n_declared=100, n_features=3, n_classes=2, model_name="module", n_parameters=26, epsilon=None,
+        noise_multiplier=1.5, delta=1e-5, steps=2, clipping=clipping, max_grad_norm=0.1, expected_batch_size=8,
+    )  # fmt: skip
+    rows = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
+    team = Alone()
+    team.noise_share = share
+    noise = Still()
+    clipper = Clipper(model, ModelLoss(), rows)
+    return engine.Stepper(plan, clipper, noise, torch.device("cpu"), team=team), noise, rows  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer", "automatic"])
+def test_records_are_clipped_in_the_way_asked_for(clipping: str) -> None:
+    stepper, _, rows = still(clipping)
+    other = {"flat": "per_layer", "per_layer": "automatic", "automatic": "flat"}[clipping]
+    found = stepper.gradient(rows)
+    wanted, _ = stepper.clipper(rows, 0.1 * (1 - 2.0**-10), None, clipping)
+    wrong, _ = stepper.clipper(rows, 0.1 * (1 - 2.0**-10), None, other)
+    for name, value in found.items():
+        assert torch.allclose(value, wanted[name] / 8, rtol=0.0, atol=2e-6)
+    assert any(not torch.allclose(value, wrong[name] / 8, rtol=0.0, atol=1e-5) for name, value in found.items())
+
+
+def test_a_process_draws_its_share_of_the_noise() -> None:
+    stepper, noise, rows = still("flat", 0.25)
+    stepper.gradient(rows)
+    assert noise.asked == [(pytest.approx(0.1 * 1.5 * 0.25, rel=1e-12), 26)]
+
+
+def test_noise_is_held_for_a_million_parameters_at_a_time() -> None:
+    assert [len(piece) for piece in engine.in_pieces(torch.zeros(2**21 + 3))] == [2**20, 2**20, 3]
