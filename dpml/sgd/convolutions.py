@@ -1,8 +1,9 @@
 """Per-example gradients of a convolution's filters: gᵢ = Σ_t b_{i,t} a_{i,t}ᵀ over the positions t of the output.
 
 a are the patches of the input that the filters see, ``(T, I)`` for one record, b the loss' derivative in the output,
-``(O, T)``.  Small gradients are built and kept.  Larger ones are kept in the Gram form, or built block by block, once
-for the norms and again for the sum; the first records' are kept in between (:data:`KEPT_VALUES`).
+``(O, T)``.  Small gradients are built and kept.  Larger ones are kept in the Gram form, or built block by block after
+the backward pass, once for the norms and again for the sum; the first records' are kept in between
+(:data:`KEPT_VALUES`).
 
 Copying the patches takes longer than the products if it reads single values.  Its innermost loop runs along a row of
 positions, whose values lie side by side for a stride of 1.  For any other stride it runs along a row of the filter with
@@ -29,7 +30,8 @@ from dpml.sgd.uses import (
     zeroed,
 )
 
-KEPT_VALUES = 2**22  # values of built gradients that one convolution may hold in a micro-batch
+AT_ONCE = 2**21  # values of gradients that are built on the way back, while activations are held, too
+KEPT_VALUES = 2**22  # values of built gradients that one convolution may hold later on
 BLOCK_VALUES = 2**18  # values of a temporary that is made block by block: a mebibyte, which stays in the cache
 
 
@@ -145,7 +147,7 @@ def convolution_gradient(
     """
     size, positions = math.prod(shape), b[0, 0].numel() * (b.shape[0] // records)
     inputs = size // shape[0]
-    if records * size <= KEPT_VALUES:
+    if records * size <= AT_ONCE:
         each = Built(_build(x, b, shape, window, b.new_empty((records, size))))
         return Shaped(each, shape, window) if window.channels_last else Built(each.values.reshape(records, *shape))
     if window.groups == 1 and alone and not build_is_cheaper(1, positions, inputs, shape[0]):

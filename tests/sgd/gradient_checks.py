@@ -14,9 +14,10 @@ from dpml.sgd.clipping import Clipper
 HUGE = 2**40
 FORMS = {
     "default": {},
-    "built": {(uses, "BUILDING_COST"): 0, (uses, "KEPT_VALUES"): HUGE, (convolutions, "KEPT_VALUES"): HUGE},
+    "built": {(uses, "BUILDING_COST"): 0, (uses, "KEPT_VALUES"): HUGE, (convolutions, "AT_ONCE"): HUGE},
     "gram": {
         (uses, "KEPT_VALUES"): 0,
+        (convolutions, "AT_ONCE"): 0,
         (convolutions, "KEPT_VALUES"): 0,
         (uses, "BLOCK_VALUES"): 4,
         (convolutions, "BLOCK_VALUES"): 4,
@@ -24,6 +25,7 @@ FORMS = {
     "blocks": {
         (uses, "BUILDING_COST"): 0,
         (uses, "KEPT_VALUES"): HUGE,
+        (convolutions, "AT_ONCE"): 0,
         (convolutions, "KEPT_VALUES"): 0,
         (uses, "BLOCK_VALUES"): 4,
         (convolutions, "BLOCK_VALUES"): 4,
@@ -31,6 +33,7 @@ FORMS = {
     "kept": {  # of a large convolution, the gradients of the first records
         (uses, "BUILDING_COST"): 0,
         (uses, "KEPT_VALUES"): HUGE,
+        (convolutions, "AT_ONCE"): 0,
         (convolutions, "KEPT_VALUES"): 130,
         (convolutions, "BLOCK_VALUES"): 60,
     },
