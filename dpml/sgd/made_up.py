@@ -8,9 +8,10 @@ on the CPU if that works: a token or label out of range is an error there, and t
 *   gradients and norms of 3 records together must be those of each alone;
 *   in a batch of 13, another half of the records (not a number where they are real-valued) must change neither losses
     nor gradient norms of the rest;
-*   the same again with marks of what is left out (-100, -1, 255, the rows of an embedding that stand for padding) in
-    whole numbers, where the model takes them: means over a batch's unmarked entries would move, and columns that only
-    some records fill;
+*   the same again with marks of what is left out, where the model takes them: -100, -1, 255 and the rows of an
+    embedding that stand for padding in whole numbers, and in all numbers those that a forward pass was seen to compare
+    with or leave out (``y != 7``, ``ignore_index=7``): means over a batch's unmarked entries would move, and columns
+    that only some records fill;
 *   the same again in the model's own type, in which ``x.float()`` is no copy: nothing may write into the records then;
 *   no records may be indexed, sorted or rolled along their own axis: whose row is whose could then depend on data;
 *   nothing may read a value into Python, draw random numbers (dropout apart) or write into a parameter;
@@ -25,7 +26,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ MANY = 13  # records of the larger batch: a prime, and memory for no more
 SHAKE = 0.1
 HUGE = 1e4
 CPU = torch.device("cpu")
+MOST_COMPARED = 64  # numbers that a forward pass compares with and that are tried as marks
+FEW_COMPARED = 8  # entries of a tensor that is compared with, all of which are tried
 MARKS = (-100, -1, 255)  # what losses leave out: torch's ignore_index, and two common ones
 HIGHEST = (1000, 100, 30, 8, 6, 5, 4, 3)  # whole numbers are drawn below the first that the model takes, leaf by leaf,
 LOWEST = (2, 1)  # ... or below these
@@ -130,7 +133,7 @@ def _own_type(
             if not all(map(torch.equal, tree_flatten(many)[0], tree_flatten(kept)[0])):
                 raise Unsupported("a forward pass that writes into its input")
             mode.moving = False
-            _records_are_separate(batches, many, recipe, below, marks=device == CPU)
+            _records_are_separate(batches, many, recipe, below, marks=mode.compared if device == CPU else None)
         except (Unsupported, ModelError, KeyboardInterrupt, *FATAL):
             raise
         except BaseException as error:
@@ -201,6 +204,10 @@ class _MadeUp(TorchFunctionMode):
 
     reading, moving = True, True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.compared: dict[float, None] = {}  # numbers that the forward pass compares with, in order
+
     def watched(self, loss_fn: LossFunction) -> LossFunction:
         """``loss_fn``, with ``moving`` as it is set on this mode for the forward pass only: taps may index."""
 
@@ -220,6 +227,8 @@ class _MadeUp(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._forward and (torch.initial_seed() != self._seed or has_generator(args, kwargs)):
             raise Unsupported("random numbers by a seed or a generator of its own")
+        if self._forward:
+            self.compared.update(dict.fromkeys(_compared_with(name, args, kwargs)))
         if "dropout" in name:
             return args[0] if args else kwargs["input"]
         if name in _READS and not self.reading:
@@ -241,6 +250,38 @@ _PICKS = ("index_select", "gather", "take_along_dim", "scatter", "scatter_", "sc
           "index_add", "index_add_", "index_copy", "index_copy_", "cumsum", "cumprod", "cummax", "cummin",
           "logcumsumexp")  # fmt: skip
 _ANYWHERE = ("masked_select", "take", "nonzero", "argwhere", "masked_scatter", "masked_scatter_", "bincount", "histc")
+
+
+_EQUALS = ("eq", "ne", "__eq__", "__ne__", "isin")
+_ORDERS = ("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__", "less", "less_equal", "greater",
+           "greater_equal")  # fmt: skip
+
+
+def _compared_with(name: str, args: Any, kwargs: Any) -> list[float]:
+    """Numbers that tell some values of a record from others: what is left out (``ignore_index``), what is padded, and
+    what a call compares with; beside a limit also its neighbours."""
+    found = [kwargs[word] for word in ("ignore_index", "padding_idx") if _is_number(kwargs.get(word))]
+    if name in (*_EQUALS, *_ORDERS):
+        for one in (*args, *kwargs.values()):
+            if type(one) is torch.Tensor and one.numel() <= FEW_COMPARED and not one.requires_grad:
+                found += _values(one)
+            elif _is_number(one):
+                found.append(one)
+    if name in _ORDERS:
+        found += [number + step for number in found for step in (-1, 1)]
+    return [float(number) for number in found if math.isfinite(number)]
+
+
+def _values(few: torch.Tensor) -> list[float]:
+    """Those of a plain tensor; none where they cannot be read (in ``vmap``, of complex numbers)."""
+    try:
+        return few.double().reshape(-1).tolist()
+    except (RuntimeError, TypeError):
+        return []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _moves_records(name: str, args: Any, kwargs: Any) -> bool:
@@ -403,11 +444,14 @@ def _compare(found: Mapping[str, PerExample], alone: Tensors, trained: Tensors) 
                 raise Unsupported(f"a layer whose gradient norm comes out differently (seen at {name!r})")
 
 
-def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: Any, marks: bool = False) -> None:
+def _records_are_separate(
+    batches: Batches, many: Any, recipe: Recipe, below: Any, marks: Iterable[float] | None = None
+) -> None:
     """Another half of the records changes nothing of the rest.
 
     It is not numbers, then huge, where it is real; all lowest, then all highest, where it is whole: so sums, counts and
-    extremes move.  With ``marks`` also all that :func:`_marked` gives, where the model takes it.
+    extremes move.  With ``marks``, numbers that model and loss compare with, also all that :func:`_marked` gives for
+    them and for the usual ones, where the model takes it.
     """
     kept = torch.rand(MANY) < 0.5
     kept[0], kept[-1] = True, True
@@ -434,8 +478,8 @@ def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: An
     for high in (False, True):
         compare(expected, results(tree_map(lambda t, top, h=high: other(t, top, h), many, below)))
     leaves, tree = tree_flatten(many)
-    for i, leaf in enumerate(leaves if marks else ()):
-        for mark in _marks(batches.whole, leaf):
+    for i, leaf in enumerate(leaves if marks is not None else ()):
+        for mark in _marks(batches.whole, leaf, list(marks or ())):
             for rows, more in _marked(leaf, ~kept, mark):
                 try:
                     one, two = (
@@ -449,7 +493,7 @@ def _records_are_separate(batches: Batches, many: Any, recipe: Recipe, below: An
                 compare(one, two)
 
 
-def _marked(leaf: torch.Tensor, other: torch.Tensor, mark: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _marked(leaf: torch.Tensor, other: torch.Tensor, mark: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs that differ in the ``other`` records only: they are marked or not; all are at their ends, or they not."""
     changed = leaf.clone()
     changed[other] = mark
@@ -461,11 +505,15 @@ def _marked(leaf: torch.Tensor, other: torch.Tensor, mark: int) -> list[tuple[to
     return pairs
 
 
-def _marks(model: nn.Module, leaf: torch.Tensor) -> list[int]:
-    """Whole numbers that may mark what does not count, of those that the leaf's type holds."""
-    if leaf.is_floating_point() or leaf.dtype == torch.bool:
+def _marks(model: nn.Module, leaf: torch.Tensor, compared: Sequence[float] = ()) -> list[float]:
+    """Numbers that may mark what does not count, of those that the leaf's type holds."""
+    compared = list(compared)[:MOST_COMPARED]
+    if leaf.dtype == torch.bool:
         return []
+    if leaf.is_floating_point():
+        return compared
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     rows = {row for table in tables for row in (table.num_embeddings - 1, table.padding_idx) if row is not None}
     limits = torch.iinfo(leaf.dtype)
-    return [mark for mark in (*MARKS, *sorted(rows)) if limits.min <= mark <= limits.max]
+    whole = (int(number) for number in compared if number.is_integer())
+    return [mark for mark in dict.fromkeys((*MARKS, *sorted(rows), *whole)) if limits.min <= mark <= limits.max]

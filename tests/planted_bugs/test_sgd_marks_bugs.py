@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,31 @@ def caught(check):
 
 
 def test_no_marks_among_the_made_up_labels(monkeypatch):
-    checks.marked_labels_are_not_mixed()
+    check = partial(checks.marked_labels_are_not_mixed, -1, checks.hidden_mean)
+    check()
     monkeypatch.setattr(made_up, "MARKS", ())
-    caught(checks.marked_labels_are_not_mixed)
+    caught(check)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        partial(checks.marked_labels_are_not_mixed, -999),
+        partial(checks.padded_positions_are_not_mixed, 50),
+        partial(checks.missing_numbers_are_not_mixed, lambda x: x != -999.0, -999.0),
+    ],
+)
+def test_numbers_that_records_are_compared_with_are_not_tried(monkeypatch, check):
+    check()
+    monkeypatch.setattr(made_up, "_compared_with", lambda *_: [])
+    caught(check)
+
+
+def test_neighbours_of_a_limit_are_not_tried(monkeypatch):
+    check = partial(checks.missing_numbers_are_not_mixed, lambda x: ~((x < 500) & (x > 498)), 499.5)
+    check()
+    monkeypatch.setattr(made_up, "_ORDERS", ())
+    caught(check)
 
 
 def test_marks_in_whole_records_only(monkeypatch):

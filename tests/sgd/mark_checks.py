@@ -33,6 +33,18 @@ def unmarked_mean(mark: int):
     return loss
 
 
+def hidden_mean(mark: int):
+    """The same, with no number that the labels are compared with in sight."""
+
+    def loss(model, batch):
+        tokens, labels = batch
+        counted = labels.ne(torch.full_like(labels, mark))
+        each = F.cross_entropy(model(tokens).transpose(1, 2), labels * counted, reduction="none") * counted
+        return each.sum(1) * len(labels) / counted.sum().clamp(min=1)
+
+    return loss
+
+
 def own_sums(mark: int):
     """Each record's own labels that are not ``mark``: nothing is mixed."""
 
@@ -55,6 +67,20 @@ class Trimmed(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         kept = (tokens != self.pad).any(0).to(self.out.weight.dtype)
         return self.out((self.table(tokens) * kept[None, :, None]).mean(1))
+
+
+class KnownMean(nn.Module):
+    """Subtracts the batch's mean of the numbers that are known: ``missing`` marks one that is not."""
+
+    def __init__(self, known) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.known, self.linear = known, nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        known = self.known(x)
+        share = known.to(x.dtype).mean(0)
+        return self.linear(torch.where(known, x, torch.zeros_like(x)) * share)
 
 
 class Writer(nn.Module):
@@ -88,15 +114,15 @@ def moved(model, loss, batch, record, bound: float) -> float:
     return float(sum((sums[1][name] - sums[0][name]).square().sum() for name in sums[0]).sqrt()) / bound
 
 
-def marked_labels_are_not_mixed(mark: int = -100) -> None:
+def marked_labels_are_not_mixed(mark: int = -100, mean=unmarked_mean) -> None:
     """64 equal records with one label each, one more with twelve."""
     model, size = Tokens(), 64
     tokens = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(1)).repeat(size, 1)
     labels = torch.full((size, 12), mark)
     labels[:, 0] = 3
     record = tokens[:1], torch.arange(12)[None]
-    assert Clipper(model, unmarked_mean(mark), (tokens[:1], labels[:1])).reason
-    assert moved(model, unmarked_mean(mark), (tokens, labels), record, 0.1) <= 1.0 + 1e-6
+    assert Clipper(model, mean(mark), (tokens[:1], labels[:1])).reason
+    assert moved(model, mean(mark), (tokens, labels), record, 0.1) <= 1.0 + 1e-6
 
 
 def padded_positions_are_not_mixed(pad: int = 2999, padding_idx: int | None = None) -> None:
@@ -108,6 +134,16 @@ def padded_positions_are_not_mixed(pad: int = 2999, padding_idx: int | None = No
     longer[0, 5] = 7
     assert Clipper(model, ModelLoss(), (tokens[:1], labels[:1])).reason
     assert moved(model, ModelLoss(), (tokens, labels), (longer, labels[:1]), 0.5) <= 1.0 + 1e-6
+
+
+def missing_numbers_are_not_mixed(known, missing: float) -> None:
+    """How many of a batch's records know a number must not count for any of them."""
+    model, rng = KnownMean(known), torch.Generator().manual_seed(5)
+    X, y = torch.randn(40, 6, generator=rng), torch.arange(40) % 3
+    X[:, 3:] = missing
+    record = torch.full((1, 6), 3.0), torch.tensor([1])
+    assert Clipper(model, ModelLoss(), (X[:1], y[:1])).reason
+    assert moved(model, ModelLoss(), (X, y), record, 0.01) <= 1.0 + 1e-6
 
 
 def nothing_is_written_into_records() -> None:

@@ -22,7 +22,49 @@ def test_means_over_labels_that_are_not_marked_are_run_alone(mark):
     checks.marked_labels_are_not_mixed(mark)
 
 
-@pytest.mark.parametrize(("pad", "padding_idx"), [(2999, None), (1500, 1500), (0, None), (1, None)])
+@pytest.mark.parametrize("mark", [-2, 40, 49, 50, 254, -999])
+def test_a_mark_that_is_compared_with_is_tried(mark):
+    checks.marked_labels_are_not_mixed(mark)
+
+
+@pytest.mark.parametrize("mark", [-100, -1, 255])
+def test_the_usual_marks_are_tried_wherever_they_stand(mark):
+    checks.marked_labels_are_not_mixed(mark, checks.hidden_mean)
+
+
+KNOWN = {
+    "x != -999.0": (lambda x: x != -999.0, -999.0),
+    "x.ne(-7)": (lambda x: x.ne(-7), -7.0),
+    "x > -50": (lambda x: x > -50, -50.5),
+    "torch.lt(x, 60.0)": (lambda x: torch.lt(x, 60.0), 60.5),
+    "~(x == a tensor)": (lambda x: ~(x == torch.tensor(-5.0, dtype=x.dtype)), -5.0),
+    "~torch.isin": (lambda x: ~torch.isin(x, torch.tensor([-3.0, -4.0], dtype=x.dtype)), -4.0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_a_missing_number_is_tried(name):
+    checks.missing_numbers_are_not_mixed(*KNOWN[name])
+
+
+def test_a_number_of_its_own_that_a_record_is_compared_with_slows_nothing_down():
+    """A model that compares and does not mix is run in one backward pass."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+            self.register_buffer("limit", torch.tensor([0.5]))
+
+        def forward(self, x):
+            return self.linear(torch.where(x != -999.0, x, 0.0) * (x < self.limit))
+
+    assert Clipper(Own(), ModelLoss(), (torch.zeros(1, 6), torch.zeros(1, dtype=torch.int64))).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("pad", "padding_idx"), [(2999, None), (1500, 1500), (2, None), (50, None), (0, None), (1, None)]
+)
 def test_positions_that_all_records_pad_are_run_alone(pad, padding_idx):
     checks.padded_positions_are_not_mixed(pad, padding_idx)
 
