@@ -132,7 +132,7 @@ def compose_verb(options: argparse.Namespace) -> Answer:
     ]
     head, *rest = epsilon_lines(data, event)
     rest = [line for line in rest if not line.startswith("  event")]
-    listed = [f"parts, each alone at δ = {general(options.delta)}:", *table]
+    listed = [f"parts, each alone at δ = {upper(options.delta, 6)}:", *table]
     return Answer({**data, "parts": rows}, (f"together: {head}", *rest, *listed))
 
 
@@ -186,7 +186,7 @@ def compare_verb(options: argparse.Namespace) -> Answer:
         "event": event.to_json(),
     }
     lines = [
-        f"ε at δ = {general(delta)}, {relation_words(relation)} ({relation}); {describe(event)}",
+        f"ε at δ = {upper(delta, 6)}, {relation_words(relation)} ({relation}); {describe(event)}",
         f"  {'accountant':<20}{'ε':<12}{'÷ certified low':<17}{'seconds':<9} remarks",
     ]
     for row in rows:

@@ -44,7 +44,7 @@ def delta_verb(options: argparse.Namespace) -> Answer:
         low = min(exact.delta_interval(event, options.epsilon, relation_of(options))[0], value)
     data = {"delta": value, "epsilon": options.epsilon, **judge_of(options), "interval": {"low": low, "high": value}}
     lines = (
-        f"δ ≤ {upper(value, 6)} at ε = {general(options.epsilon)}: an upper bound",
+        f"δ ≤ {upper(value, 6)} at ε = {upper(options.epsilon, 6)}: an upper bound",
         row_of("certified", f"the smallest δ of this event lies in {between(low, value)}"),
         row_of("accountant", options.accountant),
         *common_rows(options, event),
@@ -65,7 +65,7 @@ def interval_verb(options: argparse.Namespace) -> Answer:
         "event": event.to_json(),
     }
     lines = (
-        f"the smallest ε at δ = {general(options.delta)} lies in {between(found.low, found.high)}",
+        f"the smallest ε at δ = {upper(options.delta, 6)} lies in {between(found.low, found.high)}",
         row_of("upper end", f"proved by {found.accountant}"),
         *common_rows(options, event),
     )
@@ -84,7 +84,7 @@ def noise_verb(options: argparse.Namespace) -> Answer:
     lines = [f"{words} {upper(value, 8)}: the smallest (to 1e-4) that meets the target, rounded up"]
     if options.epsilon is not None:
         data["epsilon"], data["delta"] = acc.epsilon(event, options.delta, **judge_of(options)), options.delta
-        lines.append(row_of("reached", f"ε ≤ {upper(data['epsilon'], 6)} at δ = {general(options.delta)}"))
+        lines.append(row_of("reached", f"ε ≤ {upper(data['epsilon'], 6)} at δ = {upper(options.delta, 6)}"))
     else:
         fpr = 0.01 if options.fpr is None else options.fpr
         metrics = tradeoffs.attack_metrics(event, false_positive_rates=[fpr], neighboring_relation=relation_of(options))
@@ -165,10 +165,10 @@ def _steps_answer(options: argparse.Namespace, step: acc.Event, steps: int, rate
     if steps == 0:
         single = acc.epsilon(step, options.delta, **judge)
         proved = "no finite ε" if math.isinf(single) else f"no ε below {upper(single, 6)}"
-        lines.append(row_of("reason", f"for a single step {proved} is proved at δ = {general(options.delta)}"))
+        lines.append(row_of("reason", f"for a single step {proved} is proved at δ = {upper(options.delta, 6)}"))
         lines.append(row_of("reached", "ε = 0: no step, nothing is released"))
     else:
-        lines.append(row_of("reached", f"ε ≤ {upper(reached, 6)} at δ = {general(options.delta)}"))
+        lines.append(row_of("reached", f"ε ≤ {upper(reached, 6)} at δ = {upper(options.delta, 6)}"))
     lines += [
         *common_rows(options, step, "one step"),
     ]

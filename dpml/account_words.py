@@ -11,7 +11,7 @@ from typing import Any
 from dpml import accounting as acc
 from dpml.account_arguments import judge_of, relation_of
 from dpml.accounting import api
-from dpml.report.formats import general, relation_words, upper
+from dpml.report.formats import relation_words, upper
 
 _INDENT = 12
 
@@ -70,9 +70,9 @@ def epsilon_lines(data: Mapping[str, Any], event: acc.Event) -> tuple[str, ...]:
     value, used, asked = data["epsilon"], data["accountant_used"], data["accountant"]
     ends = data["interval"]
     times = f"e^ε ≤ {upper(math.exp(value), 3)}" if value < 700 else "no useful bound"
-    head = f"ε ≤ {upper(value, 6)} at δ = {general(data['delta'])}: an upper bound, in natural-log units"
+    head = f"ε ≤ {upper(value, 6)} at δ = {upper(data['delta'], 6)}: an upper bound, in natural-log units"
     if math.isinf(value):
-        head = f"no finite ε holds, or none is proved, at δ = {general(data['delta'])}"
+        head = f"no finite ε holds, or none is proved, at δ = {upper(data['delta'], 6)}"
     return (
         head,
         row_of("certified", f"the smallest ε of this event lies in {between(ends['low'], ends['high'])}"),

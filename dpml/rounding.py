@@ -10,7 +10,7 @@ from typing import Any
 def upper(value: Any, digits: int = 4) -> str:
     """An upper bound with ``digits`` significant digits, rounded up, so that the text is a bound as well.
 
-    What differs from a short number only by floating-point noise (relative 1e-12) prints as that number.
+    What differs from a short number only by floating-point noise (relative 1e-11) prints as that number.
     """
     number = as_number(value)
     if number is None:

@@ -37,6 +37,7 @@ from dpml.accounting.filters import PrivacyFilter, RenyiFilter, ZcdpFilter
 from dpml.accounting.ledger import GENESIS, canonical, seal, strict_json, write_all
 from dpml.errors import BudgetExceededError, ConfigError, LedgerError, UnsupportedEventError, invalid
 from dpml.results import Guarantee, sync_folder
+from dpml.rounding import upper
 
 CAP_FILTERS = ("basic", "zcdp", "renyi")
 STATEMENT_SHARE = 0.5
@@ -192,9 +193,9 @@ class DatasetLedger:
         slack = 1 + _ROUNDING
         if spent_epsilon + epsilon > self.epsilon * slack or spent_delta + delta > self.delta * slack:
             raise BudgetExceededError(
-                f"run {run!r} needs epsilon = {epsilon:g}, delta = {delta:g}, but {self.path} has spent "
-                f"{spent_epsilon:g} of {self.epsilon:g} and {spent_delta:g} of {self.delta:g}. Nothing was used. "
-                "Lower the run's budget, or raise the cap knowingly."
+                f"run {run!r} needs epsilon = {upper(epsilon, 6)}, delta = {upper(delta, 6)}, but {self.path} has "
+                f"spent {upper(spent_epsilon, 6)} of {self.epsilon:g} and {upper(spent_delta, 6)} of {self.delta:g}. "
+                "Nothing was used. Lower the run's budget, or raise the cap knowingly."
             )
 
     def total(self) -> tuple[float, float]:

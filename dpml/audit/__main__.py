@@ -34,7 +34,7 @@ from dpml.audit import guessing
 from dpml.audit.result import AuditResult
 from dpml.errors import ConfigError, DpmlError, invalid
 from dpml.results import dumps, write_atomic
-from dpml.rounding import upper as rounded_up
+from dpml.rounding import upper
 
 EXAMPLES = """examples:
   python -m dpml.audit +experiment=logreg                                 a run of dpml.train, with canaries
@@ -166,17 +166,18 @@ class Finding:
         }
 
     def text(self, folder: Path) -> str:
-        lower, upper, asked = self.result.epsilon_lower, self.epsilon_upper, self.settings
-        share = f", {lower / upper:.2f} of it" if 0 < upper < math.inf else ""
+        lower, claimed, asked = self.result.epsilon_lower, self.epsilon_upper, self.settings
+        share = f", {lower / claimed:.2f} of it" if 0 < claimed < math.inf else ""
         contradicted = "CONTRADICTED: this code is not as private as it says."
         return "\n".join(
             [
-                f"claimed   epsilon <= {upper:.4f} at delta {asked.delta:g} (accountant best, add_remove)",
+                f"claimed   epsilon <= {upper(claimed, 5)} at delta {upper(asked.delta, 6)} "
+                "(accountant best, add_remove)",
                 f"attacked  epsilon >= {lower:.4f} with confidence {asked.confidence:g}{share}",
                 f"          {self.result.method}, score {self.score}, {asked.steps} steps, "
                 f"sample rate {self.sample_rate:g}, noise multiplier {self.noise_multiplier:.4f}, {self.seconds:.1f} s",
                 *(f"          assumes: {line}" for line in self.result.assumptions),
-                f"claim     {contradicted if self.result.exceeds(upper) else 'not contradicted'}",
+                f"claim     {contradicted if self.result.exceeds(claimed) else 'not contradicted'}",
                 f"files     {folder / 'audit.json'}, {folder / 'tradeoff.png'}",
             ]
         )
@@ -308,7 +309,7 @@ def write(folder: Path, found: Finding) -> None:
     from dpml.report.privacy_plots import plot_tradeoff
 
     write_atomic(folder / "audit.json", dumps(found.to_dict()) + "\n")
-    claim = f"ε = {rounded_up(found.epsilon_upper)} at δ = {rounded_up(found.settings.delta)}"
+    claim = f"ε = {upper(found.epsilon_upper)} at δ = {upper(found.settings.delta)}"
     plot_tradeoff(
         {f"claimed: no attack below ({claim})": found.curve},
         folder / "tradeoff.png",

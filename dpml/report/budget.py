@@ -191,9 +191,9 @@ def describe_event(event: Mapping[str, Any], depth: int = 0) -> str:
         mean = formats.general(event.get("mean"), 4)
         return f"best of a random number of runs (mean {mean}), each {describe_event(inner, depth + 1)}"
     if kind == "pure":
-        return f"pure ε = {formats.general(event.get('epsilon'), 4)}"
+        return f"pure ε = {formats.upper(event.get('epsilon'))}"
     if kind == "epsilon_delta":
-        return f"(ε = {formats.general(event.get('epsilon'), 4)}, δ = {formats.general(event.get('delta'), 4)})"
+        return f"(ε = {formats.upper(event.get('epsilon'))}, δ = {formats.upper(event.get('delta'))})"
     rest = ", ".join(
         f"{key.replace('_', ' ')} {formats.words(value)}"
         for key, value in event.items()

@@ -189,7 +189,7 @@ class Clipper:
         reached: set[str] = set()
         step = micro_batch_size or self.micro_batch
         for start in range(0, size, step):
-            part = batch if step >= size else tree_map(lambda t, s=start: t[s : s + step], batch)
+            part = batch if step >= size else part_of(batch, start, start + step)
             least = 1 if self.fault is not None else min(step, LEAST_RECORDS)
             for part_sums, part_norms in self._clipped(part, min(step, size - start), least, max_grad_norm, clipping):
                 for name, value in part_sums.items():
@@ -234,12 +234,12 @@ class Clipper:
         elif halve:
             half = size // 2
             for first, last in ((0, half), (half, size)):
-                piece = tree_map(lambda t, f=first, e=last: t[f:e], part)
+                piece = part_of(part, first, last)
                 yield from self._clipped(piece, last - first, least, max_grad_norm, clipping)
         else:
             most = default_micro_batch(self.size + self._kept, self.device.type)
             for start in range(0, size, most):
-                piece = tree_map(lambda t, s=start: t[s : s + most], part)
+                piece = part_of(part, start, start + most)
                 alone = per_example_gradients(self._model, self._loss_fn, piece, min(least, most))
                 built: dict[str, PerExample] = {name: Built(value.to(SUM_DTYPE)) for name, value in alone.items()}
                 yield self._summed(built, min(most, size - start), max_grad_norm, clipping)
@@ -357,6 +357,11 @@ def _content(buffer: torch.Tensor) -> tuple[Any, ...]:
     if plain.numel() <= FEW_VALUES and plain.layout is torch.strided and not plain.is_quantized:
         return plain.shape, plain.dtype, plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return plain.shape, plain.dtype, id(buffer), buffer._version
+
+
+def part_of(batch: Any, first: int, last: int) -> Any:
+    """Some of the records in memory of their own: what looks behind a tensor (``as_strided``) finds no others there."""
+    return tree_map(lambda t: t[first:last].clone(), batch)
 
 
 def clip_factors(norms: torch.Tensor, max_grad_norm: float) -> torch.Tensor:

@@ -53,7 +53,24 @@ CPU = torch.device("cpu")
 MOST_COMPARED = 64  # numbers that a forward pass compares with and that are tried as marks
 FEW_COMPARED = 8  # entries of a tensor that is compared with, all of which are tried
 MARKS = (-100, -1, 255)  # what losses leave out: torch's ignore_index, and two common ones
-HIGHEST = (1000, 100, 30, 8, 6, 5, 4, 3)  # whole numbers are drawn below the first that the model takes, leaf by leaf,
+HIGHEST = (
+    1000,
+    300,
+    100,
+    50,
+    30,
+    20,
+    15,
+    12,
+    10,
+    9,
+    8,
+    7,
+    6,
+    5,
+    4,
+    3,
+)  # whole numbers are drawn below the first that the model takes, leaf by leaf,
 LOWEST = (2, 1)  # ... or below these
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 _READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__", "equal",
@@ -76,7 +93,12 @@ def make_recipe(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alon
     except _Failed:
         if own.type == CPU.type:
             raise
-    return _look(model, loss_fn, batch, alone, own)  # it holds something on its device, such as weights of classes
+    if any(not (leaf.is_floating_point() or leaf.dtype == torch.bool) for leaf in tree_flatten(batch)[0]):
+        raise Unsupported(
+            "something on its device that is no part of it (weights of classes in the loss, say): labels and tokens "
+            "can be made up on the CPU only"
+        )
+    return _look(model, loss_fn, batch, alone, own)
 
 
 class _Failed(Unsupported):
@@ -84,7 +106,7 @@ class _Failed(Unsupported):
 
 
 def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, device: torch.device) -> Recipe:
-    """The recipe by records on ``device``; on others than the CPU by whole numbers that every model takes alone."""
+    """The recipe by records on ``device``."""
     leaves, tree = tree_flatten(batch)
     fault: BaseException | None = None
     for double in (True, False):
@@ -98,7 +120,7 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, alone: Alone, dev
                 fault = error
                 continue
             for i, leaf in enumerate(leaves):  # labels of two classes must not keep token numbers low
-                if leaf.is_floating_point() or leaf.dtype == torch.bool or device != CPU:
+                if leaf.is_floating_point() or leaf.dtype == torch.bool:
                     continue
                 for highest in HIGHEST:
                     try:
@@ -133,7 +155,7 @@ def _own_type(
             if not all(map(torch.equal, tree_flatten(many)[0], tree_flatten(kept)[0])):
                 raise Unsupported("a forward pass that writes into its input")
             mode.moving = False
-            _records_are_separate(batches, many, recipe, below, marks=mode.compared if device == CPU else None)
+            _records_are_separate(batches, many, recipe, below, marks=mode.compared)
         except (Unsupported, ModelError, KeyboardInterrupt, *FATAL):
             raise
         except BaseException as error:

@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch.utils._pytree import tree_map
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "sgd"))
 
 import mark_checks as checks
 
-from dpml.sgd import made_up
+from dpml.sgd import clipping, made_up
 
 
 def caught(check):
@@ -46,6 +47,12 @@ def test_neighbours_of_a_limit_are_not_tried(monkeypatch):
     check()
     monkeypatch.setattr(made_up, "_ORDERS", ())
     caught(check)
+
+
+def test_parts_of_a_batch_are_views(monkeypatch):
+    checks.parts_of_a_batch_see_no_others()
+    monkeypatch.setattr(clipping, "part_of", lambda batch, first, last: tree_map(lambda t: t[first:last], batch))
+    caught(checks.parts_of_a_batch_see_no_others)
 
 
 def test_marks_in_whole_records_only(monkeypatch):

@@ -161,3 +161,31 @@ def a_branch_for_one_type_does_not_mix() -> None:
     X, y = torch.randn(40, 6, generator=rng), torch.arange(40) % 3
     assert Clipper(model, ModelLoss(), (X[:1], y[:1])).reason
     assert moved(model, ModelLoss(), (X, y), (torch.full((1, 6), 100.0), torch.tensor([0])), 0.5) <= 1.0 + 1e-6
+
+
+class Behind(nn.Module):
+    """Reads its rows from the beginning of the memory that they lie in: right for a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.as_strided(x.shape, x.stride(), 0))
+
+
+def parts_of_a_batch_see_no_others() -> None:
+    """The clipped sum does not depend on the micro-batch, nor on a record that must be run alone."""
+    model, rng = Behind(), torch.Generator().manual_seed(6)
+    X, y = torch.randn(40, 6, generator=rng), torch.arange(40) % 3
+    whole, norms = clipped_gradient(model, ModelLoss(), (X, y), 0.5)
+    assert len(set(norms.tolist())) == 40
+    for size in (20, 7, 1):
+        sums, each = clipped_gradient(model, ModelLoss(), (X, y), 0.5, micro_batch_size=size)
+        assert torch.allclose(each, norms, rtol=1e-4, atol=0.0)
+        assert all(torch.allclose(sums[name], whole[name], rtol=1e-4, atol=1e-5) for name in whole)
+    y[11] = 5  # impossible: the batch is halved until it is found
+    sums, each = clipped_gradient(model, ModelLoss(), (X, y), 0.5)
+    kept = torch.arange(40) != 11
+    assert torch.allclose(each[kept], norms[kept], rtol=1e-4, atol=0.0)

@@ -136,9 +136,9 @@ def test_a_loss_that_is_no_tensor_is_named(given, named, engine):
         clipped_gradient(nn.Linear(6, 3), lambda model, records: given, batch, 1.0, engine=engine)
 
 
-def test_what_fails_on_the_cpu_is_looked_at_on_its_device_with_numbers_that_are_safe_there(monkeypatch):
-    """A stand-in for CUDA: records made up on "meta" fail, so that the model's own device is tried, without high
-    numbers (an index out of range would end a CUDA device) and marks."""
+def test_what_fails_on_the_cpu_is_looked_at_on_its_device_unless_it_holds_whole_numbers(monkeypatch):
+    """A stand-in for CUDA: records made up on "meta" fail, so that the model's own device is tried.  A label out of
+    range would end a CUDA device there, and without high ones and marks nothing is known: such records run alone."""
     highest = []
     whole = made_up._drawn
 
@@ -149,6 +149,29 @@ def test_what_fails_on_the_cpu_is_looked_at_on_its_device_with_numbers_that_are_
     monkeypatch.setattr(made_up, "_drawn", drawn)
     monkeypatch.setattr(made_up, "CPU", torch.device("meta"))
     tokens, labels = torch.zeros(1, 12, dtype=torch.int64), torch.zeros(1, 12, dtype=torch.int64)
-    assert Clipper(checks.Tokens(), checks.own_sums(-100), (tokens, labels)).reason == ""
+    assert "made up on the CPU only" in Clipper(checks.Tokens(), checks.own_sums(-100), (tokens, labels)).reason
+    assert {device for device, _ in highest} == {"meta"}
+    X, y = torch.randn(3, 6), torch.randn(3)
+    assert Clipper(nn.Linear(6, 1), lambda model, b: (model(b[0])[:, 0] - b[1]).square(), (X, y)).reason == ""
     assert {device for device, _ in highest} == {"meta", "cpu"}
-    assert max(top for device, top in highest if device == "cpu") <= 2
+    missing = checks.KnownMean(lambda x: x != -999.0)
+    assert Clipper(missing, lambda model, b: model(b[0]).sum(1) * b[1], (X, y)).reason
+
+
+def test_a_micro_batch_has_memory_of_its_own():
+    checks.parts_of_a_batch_see_no_others()
+
+
+@pytest.mark.parametrize("classes", [9, 12, 25, 60])
+def test_labels_are_made_up_nearly_up_to_the_last(classes, monkeypatch):
+    """A mark in nobody's sight is met where it is among the labels that are drawn: all but the last third."""
+    tops = []
+    whole = made_up._drawn
+
+    def drawn(t, double, top, device):
+        tops.append(top)
+        return whole(t, double, top, device)
+
+    monkeypatch.setattr(made_up, "_drawn", drawn)
+    Clipper(nn.Linear(6, classes), ModelLoss(), (torch.zeros(1, 6), torch.zeros(1, dtype=torch.int64)))
+    assert max(top for top in tops[-2:]) > 2 * classes / 3
