@@ -75,7 +75,9 @@ def clipped_gradient(
     model; for others see "Rounding" in :mod:`dpml.sgd.uses` (:func:`dpml.sgd.fit_dp_sgd` lowers its bound by a
     thousandth for it).  A kernel may round one record's gradient a little differently (a few 1e-7 of it) in a batch of
     another size.  Dropout draws its masks from torch's global generator: the bound is then for given masks of every
-    record, and the seed must be one that nobody knows (:mod:`dpml.sgd.randomness`).
+    record, and the seed must be one that nobody knows (:mod:`dpml.sgd.randomness`).  And it holds for a model and a
+    loss that treat records separately, which is looked at on made-up records (:mod:`dpml.sgd.made_up`): what mixes them
+    for some values only may pass there.  ``engine="per_example"`` needs no such assumption.
 
     No noise is added and nothing is charged: this is the building block, private only together with both
     (Abadi et al. 2016, Algorithm 1, lines "Compute gradient" and "Clip gradient").
