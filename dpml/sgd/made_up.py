@@ -53,25 +53,9 @@ CPU = torch.device("cpu")
 MOST_COMPARED = 64  # numbers that a forward pass compares with and that are tried as marks
 FEW_COMPARED = 8  # entries of a tensor that is compared with, all of which are tried
 MARKS = (-100, -1, 255)  # what losses leave out: torch's ignore_index, and two common ones
-HIGHEST = (
-    1000,
-    300,
-    100,
-    50,
-    30,
-    20,
-    15,
-    12,
-    10,
-    9,
-    8,
-    7,
-    6,
-    5,
-    4,
-    3,
-)  # whole numbers are drawn below the first that the model takes, leaf by leaf,
-LOWEST = (2, 1)  # ... or below these
+# Whole numbers are drawn below the first of these that the model takes, leaf by leaf, or below one of LOWEST.
+HIGHEST = (1000, 300, 100, 50, 30, 20, 15, 12, 10, 9, 8, 7, 6, 5, 4, 3)
+LOWEST = (2, 1)
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 _READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__", "equal",
           "allclose", "is_nonzero", "__array__")  # fmt: skip
@@ -533,7 +517,7 @@ def _marks(model: nn.Module, leaf: torch.Tensor, compared: Sequence[float] = ())
     if leaf.dtype == torch.bool:
         return []
     if leaf.is_floating_point():
-        return compared
+        return [number for number in compared if abs(number) <= torch.finfo(leaf.dtype).max]
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     rows = {row for table in tables for row in (table.num_embeddings - 1, table.padding_idx) if row is not None}
     limits = torch.iinfo(leaf.dtype)

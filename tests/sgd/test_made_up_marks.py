@@ -175,3 +175,9 @@ def test_labels_are_made_up_nearly_up_to_the_last(classes, monkeypatch):
     monkeypatch.setattr(made_up, "_drawn", drawn)
     Clipper(nn.Linear(6, classes), ModelLoss(), (torch.zeros(1, 6), torch.zeros(1, dtype=torch.int64)))
     assert max(top for top in tops[-2:]) > 2 * classes / 3
+
+
+def test_numbers_that_a_type_does_not_hold_are_no_marks():
+    compared = [7.0, -65504.0, 65520.0, 1e300, 0.5]
+    assert made_up._marks(nn.Linear(1, 1), torch.zeros(1, dtype=torch.float16), compared) == [7.0, -65504.0, 0.5]
+    assert made_up._marks(nn.Linear(1, 1), torch.zeros(1, dtype=torch.int16), compared) == [-100, -1, 255, 7]
