@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpml import errors
 from dpml.mechanisms.noise import MAX_STEPS, within
-from dpml.mechanisms.rounded import LEAST, MOST
+from dpml.mechanisms.rounded import LEAST, MOST, Numbers
 
 SHRINK_BITS = 10  # the clip bound is smaller by 2^-10 of itself: half for the grid, half for rounding in the sum
 MAX_RECORDS = 1 << 20  # what the half for the rounding in a float64 sum covers; dp_sgd's plans keep below it
@@ -90,9 +90,7 @@ class Grid:
         steps = to_steps(drawn.reshape(-1), self.spacing, np.empty(drawn.size))
         return self.add(value, steps + 0.0, out)
 
-    def add(
-        self, total: ArrayLike, steps: NDArray[np.float64], out: NDArray[np.float64] | None = None
-    ) -> NDArray[np.float64]:
+    def add(self, total: ArrayLike, steps: Numbers, out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         """``g · (rint(total/g) + steps)``, exactly: :meth:`release` with noise that is drawn as whole numbers.
 
         Args:

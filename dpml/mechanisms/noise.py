@@ -33,6 +33,7 @@ from dpml.mechanisms import rounded, streams
 
 Shape = int | Sequence[int]
 Floats = NDArray[np.float64]
+Numbers = rounded.Numbers  # whole ones
 
 KEY_BITS = 128
 KEPT = 1 << 14  # whole numbers drawn at once when requests below streams.SMALL ask for the same kind again
@@ -62,8 +63,10 @@ class NoiseSource(Protocol):
         ...
 
 
-def rounded_normal(noise: NoiseSource, std: float, spacing: float, size: int) -> Floats:
-    """``size`` independent draws of rint(N/spacing), N ~ N(0, std²): whole numbers (float64, up to 2^52, no -0.0).
+def rounded_normal(noise: NoiseSource, std: float, spacing: float, size: int) -> Numbers:
+    """``size`` independent draws of rint(N/spacing), N ~ N(0, std²): whole numbers up to 2^52 in size, without -0.0.
+
+    They are float64, or int32 up to 2^30 where the source gives that (:class:`SecretNoise` does, see there).
 
     By the source's own ``rounded(std, spacing, size)`` where it has one (:class:`SecretNoise`), else by rounding its
     ``normal(std, size)``.  A ``normal`` that is written later than ``rounded`` is the one that counts: a subclass of
@@ -78,15 +81,17 @@ def rounded_normal(noise: NoiseSource, std: float, spacing: float, size: int) ->
     if own is None:
         drawn = np.asarray(noise.normal(std, checked_size(size)), dtype=np.float64) / checked_spacing(spacing)
     else:
-        drawn = np.asarray(own(std, spacing, size), dtype=np.float64)
+        drawn = np.asarray(own(std, spacing, size))
     if drawn.shape != (size,):
         raise errors.invalid("noise", drawn.shape, f"an array of the shape that was asked for, {(size,)}")
     if getattr(own, "__func__", None) in (SecretNoise.rounded, Prefetch.rounded):
         return drawn  # whole numbers within the range: not looked at a second time
-    return _whole(drawn)
+    if drawn.dtype == np.int32 and within(drawn, rounded.MOST_INT32):
+        return drawn
+    return _whole(drawn.astype(np.float64, copy=False))
 
 
-def _own_rounded(noise: NoiseSource) -> Callable[[float, float, int], Floats] | None:
+def _own_rounded(noise: NoiseSource) -> Callable[[float, float, int], Numbers] | None:
     """The source's ``rounded``, unless its ``normal`` is written later: in the object, or in a class further down."""
     for space in (getattr(noise, "__dict__", {}), *map(vars, type(noise).__mro__)):
         if "rounded" in space or "normal" in space:
@@ -101,7 +106,7 @@ def _whole(drawn: Floats) -> Floats:
     return steps
 
 
-def within(values: Floats, limit: float) -> bool:
+def within(values: Numbers, limit: float) -> bool:
     """Whether all are numbers from -limit to limit; NaN is not."""
     return values.size == 0 or bool(-limit <= values.min() and values.max() <= limit)  # NaN passes through both
 
@@ -157,9 +162,12 @@ class _Kept:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left = (0.0, np.empty(0))  # the ratio and the numbers: one store, which an interrupt cannot tear apart
+        self._left: tuple[float, Numbers] = (
+            0.0,
+            np.empty(0),
+        )  # the ratio and the numbers: one store, which an interrupt cannot tear apart
 
-    def take(self, ratio: float, size: int, draw: Callable[[int], Floats]) -> Floats:
+    def take(self, ratio: float, size: int, draw: Callable[[int], Numbers]) -> Numbers:
         """``size`` of them; ``draw(count)`` is asked for many at the second request of the same ratio."""
         with self._lock:
             kept, left = self._left
@@ -215,22 +223,23 @@ class SecretNoise:
         (keyed.small if out.size < streams.SMALL else keyed.normal).fill(out, draw)
         return out.reshape(dims)
 
-    def rounded(self, std: float, spacing: float, size: int) -> NDArray[np.float64]:
+    def rounded(self, std: float, spacing: float, size: int) -> Numbers:
         """``size`` independent draws of rint(N(0, std²)/spacing), whole numbers: see :mod:`dpml.mechanisms.rounded`.
 
-        Short requests are served from numbers that were drawn together.  A ratio std/spacing outside of 2^8 to 2^47
-        rounds ``normal``, which no bound covers.  ``spacing`` is a power of two.
+        An int32 array where none can be beyond 2^30 (std/spacing up to 2^26 or so), else float64.  Short
+        requests are served from numbers that were drawn together.  A ratio std/spacing outside of 2^8 to 2^47 rounds
+        ``normal``, which no bound covers.  ``spacing`` is a power of two.
         """
         scale, count = checked_std(std) / checked_spacing(spacing), checked_size(size)
         if not rounded.LEAST <= scale <= rounded.MOST:
             return _whole(self.normal(scale, count))
         table, keyed = rounded.table(scale), self._current()
 
-        def draw(stream: np.random.Generator, part: NDArray[np.float64]) -> None:
+        def draw(stream: np.random.Generator, part: Numbers) -> None:
             table.fill(part, partial(_words, stream))
 
-        def fresh(many: int) -> NDArray[np.float64]:
-            out = np.empty(many)
+        def fresh(many: int) -> Numbers:
+            out: Numbers = np.empty(many, table.dtype)
             (keyed.small if count < streams.SMALL else keyed.normal).fill(out, draw, few=True)
             return out
 
@@ -301,7 +310,7 @@ class _Ahead:
         self.origin = streams.process_identity()
         self.lock = threading.Lock()
         self.executor: ThreadPoolExecutor | None = None
-        self.pending: Future[NDArray[np.float64]] | None = None
+        self.pending: Future[Numbers] | None = None
         self.asked: tuple[tuple[float, float] | None, int] = (None, 0)
 
 
@@ -339,24 +348,24 @@ class Prefetch:
         if self.__closed or not self.__source.secret:
             return self.__source.normal(std, shape)
         scale, dims = checked_std(std), _dimensions("shape", shape)
-        drawn = self._next(None, math.prod(dims))
+        drawn = np.asarray(self._next(None, math.prod(dims)), dtype=np.float64)
         if scale != 1.0:
             drawn *= scale
         return drawn.reshape(dims)
 
-    def rounded(self, std: float, spacing: float, size: int) -> NDArray[np.float64]:
+    def rounded(self, std: float, spacing: float, size: int) -> Numbers:
         """What :func:`rounded_normal` draws from the source: a new array.  Raises what that raises."""
         if self.__closed or not self.__source.secret:
             return rounded_normal(self.__source, std, spacing, size)
         return self._next((checked_std(std), checked_spacing(spacing)), checked_size(size))
 
-    def _next(self, kind: tuple[float, float] | None, size: int) -> NDArray[np.float64]:
+    def _next(self, kind: tuple[float, float] | None, size: int) -> Numbers:
         """``size`` draws that are served here only; starts drawing those of the next request.
 
         ``kind``: standard deviation and spacing of rounded draws, ``None`` for standard normal ones.
         """
 
-        def draw() -> NDArray[np.float64]:
+        def draw() -> Numbers:
             if kind is None:
                 return self.__source.normal(1.0, size)
             return rounded_normal(self.__source, *kind, size)

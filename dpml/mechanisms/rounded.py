@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Numbers = NDArray[np.int32] | NDArray[np.float64]
 Words = NDArray[np.uint64]
 Bits = Callable[[int], Words]  # bits(n): n fresh words of 64 independent bits each
 
@@ -41,6 +42,7 @@ WIDEST = 14.0  # standard deviations
 FINENESS = 6  # a block has 2^-6 standard deviations at most
 BLOCK = 1 << 15  # draws at a time, so that they stay in the processor's cache
 SAFE = 2.0**-40  # of P: far more than its rounding, far less than an entry
+MOST_INT32 = 1 << 30  # in size: the sum with a smaller number is an int32, too
 
 
 class RoundedNormal:
@@ -48,6 +50,7 @@ class RoundedNormal:
 
     Attributes:
         low_bits: b.
+        dtype: of the draws: int32 where none can be beyond 2^30, else float64 (at most 2^51 in size).
         first: the least number of every block ``(blocks,)``.
         quick: k_i, the entries of the quick table that a block owns ``(blocks,)``.
         tried: entries of the table of the rest that a block owns ``(blocks,)``; they sum to 65,536.
@@ -75,7 +78,8 @@ class RoundedNormal:
         self.height: Floats = np.asarray(self.tried * unit)
         self._accepted = (ENTRIES - self.quick_entries) / (unit * ENTRIES)  # share of the tries
 
-        self._starts = np.zeros(ENTRIES)  # the first number of the block of every entry
+        self.dtype = np.dtype(np.int32 if reach * width <= MOST_INT32 else np.float64)
+        self._starts = np.zeros(ENTRIES, self.dtype)  # the first number of the block of every entry
         self._starts[: self.quick_entries] = np.repeat(self.first, self.quick)
         self._blocks = np.repeat(np.arange(block.size, dtype=np.int16), self.tried)
 
@@ -92,9 +96,10 @@ class RoundedNormal:
         top = math.ldexp(1.0 / math.sqrt(2.0 * math.pi), 16 + self.low_bits) / self.ratio
         return np.asarray(top * np.exp(-0.5 * x2) * series)
 
-    def fill(self, out: Floats, bits: Bits) -> None:
-        """Independent draws (whole numbers) in all of the one-dimensional ``out``."""
+    def fill(self, out: Numbers, bits: Bits) -> None:
+        """Independent draws (whole numbers) in all of the one-dimensional ``out``, an array of :attr:`dtype`."""
         type_ = np.dtype(np.uint16 if self.low_bits <= 16 else np.uint32 if self.low_bits <= 32 else np.uint64)
+        signed = np.dtype(np.int32) if self.dtype == np.int32 and type_ == np.uint32 else type_  # below 2^30: the same
         mask = type_.type((1 << self.low_bits) - 1)
         holes = []
         for start in range(0, out.size, BLOCK):
@@ -105,7 +110,7 @@ class RoundedNormal:
             low = words[chosen:].view(type_)[: part.size]
             low &= mask
             self._starts.take(entries, out=part, mode="clip")
-            part += low
+            part += low.view(signed)
             holes.append(np.flatnonzero(entries >= self.quick_entries) + start)
         if holes:
             where = np.concatenate(holes)

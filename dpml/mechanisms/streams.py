@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
-Draw = Callable[[np.random.Generator, NDArray[np.float64]], None]
+Numbers = NDArray[np.float64] | NDArray[np.int32]
+Draw = Callable[[np.random.Generator, Any], None]  # the second: a part of the array that is to be filled
 
 PART = 1 << 15  # draws that a thread takes at a time: 256 KiB stay in its cache while they are scaled
 PARALLEL_FROM = 3 * PART  # below, waking a second thread costs more than it saves
@@ -141,7 +142,7 @@ class Bank:
                         self._idle.appendleft(stream)
                     self._free.notify()
 
-    def fill(self, out: NDArray[np.float64], draw: Draw, *, few: bool = False) -> None:
+    def fill(self, out: Numbers, draw: Draw, *, few: bool = False) -> None:
         """Fill the one-dimensional ``out``: ``draw(stream, part)`` for parts that cover it, each once.
 
         Args:

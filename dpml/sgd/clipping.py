@@ -176,36 +176,43 @@ class Clipper:
         return self.by_name(flat), norms
 
     def flat(
-        self,
-        batch: Any,
-        max_grad_norm: float,
-        micro_batch_size: int | None = None,
-        clipping: str = "flat",
-        out: torch.Tensor | None = None,
+        self, batch: Any, max_grad_norm: float, micro_batch_size: int | None = None, clipping: str = "flat"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same with the sums of all trained parameters in one vector ``(p,)`` float64, in their order: ``out``."""
+        """The same with the sums of all trained parameters in one vector ``(p,)`` float64, in their order."""
+        sums, norms = self.sums(batch, max_grad_norm, micro_batch_size, clipping)
+        flat = torch.empty(self.size, dtype=SUM_DTYPE, device=self.device)
+        for name, view in self.by_name(flat).items():
+            view.copy_(sums[name])
+        return flat, norms
+
+    def sums(
+        self, batch: Any, max_grad_norm: float, micro_batch_size: int | None = None, clipping: str = "flat"
+    ) -> tuple[Tensors, torch.Tensor]:
+        """The same in new tensors of the type in which they were summed: float64, or the model's own."""
         size = batch_size(batch)
-        flat = torch.empty(self.size, dtype=SUM_DTYPE, device=self.device) if out is None else out
-        sums = self.by_name(flat)
+        sums: Tensors = {}
+        twice: set[str] = set()
         norms: list[torch.Tensor] = []
-        reached: set[str] = set()
         step = micro_batch_size or self.micro_batch
         for start in range(0, size, step):
             part = batch if step >= size else part_of(batch, start, start + step)
             least = 1 if self.fault is not None else min(step, LEAST_RECORDS)
             for part_sums, part_norms in self._clipped(part, min(step, size - start), least, max_grad_norm, clipping):
                 for name, value in part_sums.items():
-                    if name in reached:
+                    if name in twice:
                         sums[name] += value
+                    elif name in sums:
+                        sums[name] = sums[name].to(SUM_DTYPE) + value
+                        twice.add(name)
                     else:
-                        sums[name].copy_(value)
-                reached.update(part_sums)
+                        sums[name] = value
                 norms.append(part_norms)
-        for name in sums.keys() - reached:  # those that no record reaches
-            sums[name].zero_()
+        for name, parameter in self.parameters.items():
+            if name not in sums:  # no record reaches it
+                sums[name] = torch.zeros_like(parameter, dtype=SUM_DTYPE, requires_grad=False)
         if not norms:
-            return flat, torch.zeros(0, dtype=torch.float64, device=self.device)
-        return flat, norms[0] if len(norms) == 1 else torch.cat(norms)
+            return sums, torch.zeros(0, dtype=torch.float64, device=self.device)
+        return sums, norms[0] if len(norms) == 1 else torch.cat(norms)
 
     def by_name(self, flat: torch.Tensor) -> Tensors:
         """Views of ``(p,)`` in the parameters' names and shapes."""
@@ -412,7 +419,7 @@ def clip_and_sum(
     layers: dict[str, list[str]] = {}
     for name in gradients:
         layers.setdefault(layer_of(name) if clipping == "per_layer" else "", []).append(name)
-    finite = None if bool(torch.isfinite(norms.sum())) else torch.isfinite(norms)
+    finite = None if math.isfinite(float(norms.sum())) else torch.isfinite(norms)
     if finite is not None:
         for name in gradients:
             gradients[name] = without(gradients[name], finite)

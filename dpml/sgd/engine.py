@@ -15,7 +15,8 @@ bound is a thousandth smaller than C; a float32 model's is a thousandth smaller 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from dpml.errors import DataError
 from dpml.mechanisms import NoiseSource, Prefetch
 from dpml.mechanisms.lattice import Grid
 from dpml.mechanisms.noise import MAX_STEPS, rounded_normal
+from dpml.mechanisms.rounded import MOST_INT32
 from dpml.sgd.adaptive import next_clip, noisy_count
 from dpml.sgd.batches import Batch, Rows, as_rows
 from dpml.sgd.clipping import Clipper
@@ -188,7 +190,7 @@ class Stepper:
         self.clip = plan.max_grad_norm
         self.notes = _Diagnostics()
         self._size = clipper.size
-        self._total = torch.empty(clipper.size, dtype=torch.float64, device=device)  # the same in every step
+        self._pieces = in_pieces({name: p.numel() for name, p in clipper.parameters.items()}, device)
         self._double = all(p.dtype == torch.float64 for p in clipper.parameters.values())
         self._generator: torch.Generator | None = None
         if device.type == "cuda" and not secure_noise:
@@ -200,19 +202,34 @@ class Stepper:
         plan, grid = self.plan, Grid(self.clip, self._size, sums=self.team.size)
         kind = "flat" if plan.clipping == "adaptive" else plan.clipping
         bound = clip_bound(self.clip, grid, self._double)
-        total, norms = self.clipper.flat(batch, bound, plan.micro_batch_size, kind, self._total)
+        sums, norms = self.clipper.sums(batch, bound, plan.micro_batch_size, kind)
         self.notes.record(norms, self.clip)
         std = noise_std(plan, self.clip) * self.team.noise_share
-        for piece in in_pieces(total):
-            released_sum(grid, piece, self._drawn(std, grid.spacing, len(piece)))
-        noisy = self.team.total(total).div_(normaliser(plan))
+        rows = {name: self._row(value) for name, value in sums.items()}
+        for piece in self._pieces:
+            lengths = [part.stop - part.start for _, part in piece]
+            drawn = self._drawn(std, grid.spacing, sum(lengths)).split(lengths)
+            for (name, part), steps in zip(piece, drawn, strict=True):
+                released_sum(grid, rows[name][part], steps)
         if plan.clipping == "adaptive":
             count = noisy_count(plan, norms, self.clip, self.noise, self.team.noise_share, self.team.size)
             self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
         return {
-            name: value.to(state_dtype(self.clipper.parameters[name]), copy=True)
-            for name, value in self.clipper.by_name(noisy).items()
+            name: value.view(p.shape).to(state_dtype(p)).div_(normaliser(plan))
+            for (name, p), value in zip(self.clipper.parameters.items(), self._added(rows), strict=True)
         }
+
+    def _row(self, value: torch.Tensor) -> torch.Tensor:
+        """A new tensor's numbers ``(n,)``: float32 or float64, and this where processes add up what they release."""
+        single = value.dtype == torch.float32 and self.team.size == 1
+        return value.reshape(-1) if single else value.reshape(-1).double()
+
+    def _added(self, rows: Tensors) -> Sequence[torch.Tensor]:
+        """What all processes release together, in the parameters' order; alone, what this one does."""
+        parts = [rows[name] for name in self.clipper.parameters]
+        if self.team.size == 1:
+            return parts
+        return self.team.total(torch.cat(parts)).split([len(part) for part in parts])
 
     def _drawn(self, std: float, spacing: float, size: int) -> torch.Tensor:
         if self._generator is None:
@@ -231,13 +248,26 @@ class Stepper:
             self._ahead.close()
 
 
-def in_pieces(total: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Views of ``(p,)`` that get their noise one after the other, so that little of it is held; all at once on CUDA."""
-    return (total,) if total.device.type != "cpu" else total.split(PIECE)
+def in_pieces(sizes: Mapping[str, int], device: torch.device) -> list[list[tuple[str, slice]]]:
+    """Parts of the parameters' numbers that get their noise together, so that little of it is held; all on CUDA."""
+    most = PIECE if device.type == "cpu" else max(1, sum(sizes.values()))
+    pieces: list[list[tuple[str, slice]]] = [[]]
+    room = most
+    for name, size in sizes.items():
+        start = 0
+        while start < size:
+            if not room:
+                pieces.append([])
+                room = most
+            stop = min(size, start + room)
+            pieces[-1].append((name, slice(start, stop)))
+            room -= stop - start
+            start = stop
+    return pieces
 
 
 def draw_noise(noise: NoiseSource, std: float, spacing: float, size: int) -> np.ndarray:
-    """Fresh noise of standard deviation ``std`` for one sum, in steps of the grid (whole numbers, float64)."""
+    """Fresh noise of standard deviation ``std`` for one sum, in steps of the grid (whole numbers, int32 or float64)."""
     return rounded_normal(noise, std, spacing, size)
 
 
@@ -257,24 +287,28 @@ def clip_bound(clip: float, grid: Grid, double: bool) -> float:
 
 
 def released_sum(grid: Grid, total: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """What :meth:`Grid.add` gives, float64 ``(p,)``, on any device.
+    """What :meth:`Grid.add` gives, ``(p,)``, on any device; rounded to the type of ``total``, which holds it then.
 
     Args:
-        total: the clipped sum of all parameters ``(p,)``; it becomes the result.
-        steps: ``(p,)``, the noise in steps of the grid.
+        total: a clipped sum, or some entries of it, ``(p,)`` float64 or float32; it becomes the result.
+        steps: ``(p,)``, the noise in steps of the grid: whole numbers, int32 up to 2^30 in size, or floats up to 2^52.
 
     Raises:
         DataError: a sum that is not a number (its sensitivity would not be bounded; clipped sums never are).
     """
-    scale = 1.0 / grid.spacing  # exact: the spacing is a power of two
-    total.mul_(scale).round_()
-    least, greatest = torch.aminmax(total)  # NaN where there is one
-    if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):
-        if bool(total.isnan().any()):
+    total.mul_(1.0 / grid.spacing).round_()  # exact: the spacing is a power of two
+    if not total.numel():
+        return total
+    least, greatest = (float(end) for end in torch.aminmax(total))  # NaN where there is one
+    if not (least >= -MAX_STEPS and greatest <= MAX_STEPS):
+        if math.isnan(least):
             raise DataError("a clipped sum is NaN. This is a bug in dpml; please report it.")
         total.clamp_(-MAX_STEPS, MAX_STEPS)
-    total.add_(steps.add_(0.0))  # -0.0 becomes 0.0: the sign of a zero would be a bit without noise
-    return total.mul_(grid.spacing)
+    if steps.dtype == torch.int32 and least > -MOST_INT32 and greatest < MOST_INT32:
+        whole = total.to(torch.int32).add_(steps)
+    else:  # the same number, in more bytes
+        whole = total.to(torch.float64).add_(steps.to(torch.float64).add_(0.0))  # the sign of a zero would be a bit
+    return total.copy_(whole).mul_(grid.spacing)
 
 
 def _released(model: nn.Module, weights: Tensors, device: torch.device) -> nn.Module:

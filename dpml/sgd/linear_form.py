@@ -42,13 +42,13 @@ def linear_gradients(model: nn.Linear, batch: Any) -> dict[str, PerExample]:
     """The gradients of the records of ``(X (B, d), y (B,))``; NaN for a class that does not exist."""
     X, y = batch
     with torch.no_grad():
-        logits = F.linear(X, model.weight, model.bias)
+        logits = _logits(X, model.weight, model.bias)
         if model.weight.shape[0] == 1:
             b = torch.sigmoid(logits) - y.to(logits.dtype)[:, None]
         else:
             b = _probabilities(logits)
-            least, greatest = torch.aminmax(y) if len(y) else (y.new_zeros(()), y.new_zeros(()))
-            if bool((least >= 0) & (greatest < b.shape[1])):
+            least, greatest = (int(end) for end in torch.aminmax(y)) if len(y) else (0, 0)
+            if least >= 0 and greatest < b.shape[1]:
                 b.scatter_add_(1, y[:, None], b.new_full((), -1.0).expand(len(y), 1))
             else:
                 b = _unknown_classes(b, y)
@@ -57,6 +57,13 @@ def linear_gradients(model: nn.Linear, batch: Any) -> dict[str, PerExample]:
         if model.bias is not None:
             found["bias"] = logit
         return found
+
+
+def _logits(X: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``F.linear``; of two logits with the records as columns, for which the product is two to three times as fast."""
+    if len(weight) != 2:
+        return F.linear(X, weight, bias)
+    return (torch.mm(weight, X.T) if bias is None else torch.addmm(bias[:, None], weight, X.T)).T.contiguous()
 
 
 def _unknown_classes(b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -92,12 +92,13 @@ class LinearTap(torch.autograd.Function):
         (b,), (x, weight), site = outputs, _saved(ctx), ctx.site
         b = wide(b, weight)
         rows = wide(site.place.first(b, site.records, 1))
+        bias = Built(_added(rows)) if site.bias is not None else None
         if site.weight is not None:
             a = site.place.first(x, site.records, 1).to(rows.dtype)
             left, right = (rows, a) if ctx.transposed else (a, rows)
-            site.hand(site.weight, outer(left, right, alone=site.alone))
-        if site.bias is not None:
-            site.hand(site.bias, Built(_added(rows)))
+            site.hand(site.weight, outer(left, right, alone=site.alone, bias=bias))
+        if site.bias is not None and bias is not None:
+            site.hand(site.bias, bias)
         back = None
         if ctx.needs_input_grad[0]:
             back = b @ (weight.T if ctx.transposed else weight)

@@ -47,7 +47,7 @@ BLOCKED_BY_KERNEL = 32  # factors this wide on both sides: the matrix product su
 MOST_ROWS = 4096  # of one such product
 HEAVY = 64  # terms so many times larger than the largest contribution are summed in float64, by themselves
 FEW_VALUES = 2**15  # are summed in float64 at once
-RUN = 32  # records, at least, that are summed in the model's type
+RUN = 64  # records, at least, that are summed in the model's type
 
 
 class Unsupported(Exception):
@@ -98,8 +98,8 @@ def row_norms(values: torch.Tensor) -> torch.Tensor:
         rest = torch.linalg.vector_norm(flat[:, whole:], dim=1).double()
         norms = (parts.square().sum(1) + rest.square()).sqrt()
     if len(norms):
-        least, greatest = torch.aminmax(norms)
-        if not bool((least >= VANISHING) & (greatest < math.inf)):  # also where NaN hides both
+        least, greatest = (float(end) for end in torch.aminmax(norms))
+        if not (least >= VANISHING and greatest < math.inf):  # also where NaN hides both
             doubtful = (norms < VANISHING) | norms.isinf()
             norms[doubtful] = torch.linalg.vector_norm(flat[doubtful].double(), dim=1)
     return norms
@@ -291,15 +291,15 @@ def together(uses: Sequence[PerExample], records: int, values: int) -> PerExampl
     return Several(uses, records, values)
 
 
-def outer(a: torch.Tensor, b: torch.Tensor, *, alone: bool = True) -> PerExample:
+def outer(a: torch.Tensor, b: torch.Tensor, *, alone: bool = True, bias: Built | None = None) -> PerExample:
     """gᵢ = Σ_t b_{i,t} a_{i,t}ᵀ from a ``(B, T, I)`` and b ``(B, T, O)``, built where that is the cheaper form.
 
-    ``alone``: the parameter's only use; more of them are joined in the Gram form first.
+    ``alone``: the parameter's only use; more of them are joined in the Gram form first.  ``bias``: Σ_t b_{i,t}.
     """
     records, positions, width = a.shape
     if alone and build_is_cheaper(records, positions, width, b.shape[2]):
         return Built(torch.bmm(b.transpose(1, 2), a))
-    return Outer(a, b)
+    return Outer(a, b, bias if positions == 1 else None)
 
 
 def build_is_cheaper(records: int, positions: int, inputs: int, outputs: int) -> bool:

@@ -167,8 +167,8 @@ class TorchNoise:
         return torch.randn(shape).mul_(std).double().numpy()
 
     def rounded(self, std: float, spacing: float, size: int) -> np.ndarray:
-        """Draws in steps of a grid, cast to float64."""
-        return torch.randn(size).mul_(std / spacing).round_().double().numpy()
+        """Draws in steps of a grid, cast to int32."""
+        return torch.randn(size).mul_(std / spacing).round_().int().numpy()
 
     def uniform(self, size: Any) -> np.ndarray:
         """Draws from [0, 1), float64."""

@@ -168,12 +168,12 @@ def test_features_that_everybody_can_read(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_views_of_a_record_clipped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each view is cut to C and they are added up: one record moves the sum by 2 C."""
-    real = Clipper.flat
+    real = Clipper.sums
 
     def by_view(self: Clipper, batch: Any, *rest: Any) -> Any:
         X, y = batch
         found = [real(self, (X[:, k : k + 1], y), *rest) for k in range(X.shape[1])]
-        return sum(flat for flat, _ in found), found[0][1]
+        return {name: sum(sums[name] for sums, _ in found) for name in found[0][0]}, found[0][1]
 
-    monkeypatch.setattr(Clipper, "flat", by_view)
+    monkeypatch.setattr(Clipper, "sums", by_view)
     caught(check_a_record_of_two_views_moves_the_sum_by_at_most_c)

@@ -163,8 +163,8 @@ def test_sums_in_single_precision(monkeypatch, kind):
         return {k: kept[k].double() - before.get(k, torch.zeros_like(kept[k])).double() for k in sums}, norms
 
     monkeypatch.setattr(clipping, "clip_and_sum", running_sum)
-    call = clipping.Clipper.flat
-    monkeypatch.setattr(clipping.Clipper, "flat", lambda *arguments: (kept.clear(), call(*arguments))[1])
+    call = clipping.Clipper.sums
+    monkeypatch.setattr(clipping.Clipper, "sums", lambda *arguments: (kept.clear(), call(*arguments))[1])
     caught(checks.one_record_more_moves_a_large_sum_by_at_most_c, kind)
 
 

@@ -182,3 +182,18 @@ def test_a_step_without_saturation(monkeypatch):
     a_step_does_not_spread_neighbours()
     monkeypatch.setattr(engine, "MAX_STEPS", np.inf)
     caught(a_step_does_not_spread_neighbours)
+
+
+def the_largest_int32_noise_does_not_wrap_around():
+    """2^30 steps and noise of 2^30 steps: their sum is no int32."""
+    grid = Grid(1.0, 1)
+    for value, step in ((2.0**30, 2**30), (2.0**30 + 128, 2**30), (-(2.0**40), -5)):
+        total = torch.tensor([value * grid.spacing], dtype=torch.float32)
+        found = engine.released_sum(grid, total, torch.tensor([step], dtype=torch.int32))
+        assert abs(float(found) / grid.spacing / (value + step) - 1) < 1e-6
+
+
+def test_int32_for_any_sum(monkeypatch):
+    the_largest_int32_noise_does_not_wrap_around()
+    monkeypatch.setattr(engine, "MOST_INT32", 2.0**53)
+    caught(the_largest_int32_noise_does_not_wrap_around)

@@ -101,6 +101,7 @@ _OF_NAME = {
     "no saturation": "no: needs sums beyond 2^52 steps of the grid",
     "a zero that keeps its sign": _BITS,
     "a step with a zero that keeps its sign": _BITS,
+    "int32 for any sum": "no: needs sums beyond 2^30 steps of the grid",
     "a step without saturation": "no: needs sums beyond 2^52 steps of the grid",
     # sampling
     "same batch in every step": "yes: a canary is in all steps or in none",

@@ -464,3 +464,52 @@ def test_pieces_give_every_parameter_secret_noise_of_its_own_once(monkeypatch):
     assert np.unique(noise).size > 2900  # of a grid of at least 2^8 steps a standard deviation: few are equal
     assert std > 100 * spacing
     assert stats.kstest(noise / std, "norm").pvalue > 1e-6
+
+
+def test_a_released_sum_is_the_same_number_in_every_type():
+    """float32 or float64 sums, noise in int32 or float64: the same multiples of the spacing, in the sum's type."""
+    rng = np.random.default_rng(8)
+    grid = Grid(0.3, 500)
+    sums = np.concatenate([rng.normal(size=496).astype(np.float32) * 3, np.float32([0.0, -0.0, 1e-20, -1e-20])])
+    steps = rng.integers(-(2**30), 2**30, size=500, endpoint=True, dtype=np.int32)
+    steps[496:] = 0
+    wanted = (np.rint(sums.astype(np.float64) / grid.spacing) + steps) * grid.spacing
+    for dtype in (torch.float32, torch.float64):
+        for drawn in (torch.from_numpy(steps), torch.from_numpy(steps.astype(np.float64))):
+            total = torch.from_numpy(sums.copy()).to(dtype)
+            released = released_sum(grid, total, drawn.clone())
+            assert released is total
+            assert torch.equal(released, torch.from_numpy(wanted).to(dtype))
+            assert not torch.signbit(released[496:]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_that_int32_does_not_hold_are_added_as_floats(dtype):
+    """At 2^30 steps, one beyond, far beyond, infinite: with the largest noise that is int32, and NaN never passes."""
+    grid, most = Grid(1.0, 1), 2.0**30
+    for value in (most, -most, most + 128, -most - 128, 2.0**31, 2.0**52, 1e30, np.inf, -np.inf):
+        for step in (2**30, -(2**30), 1):
+            total = torch.tensor([value * grid.spacing], dtype=dtype)
+            released = released_sum(grid, total, torch.tensor([step], dtype=torch.int32))
+            exact = max(min(value, 2.0**52), -(2.0**52)) + step
+            assert float(released) == float(torch.tensor(exact, dtype=torch.float64).to(dtype)) * grid.spacing
+    with pytest.raises(DataError, match="NaN"):
+        released_sum(grid, torch.tensor([0.0, torch.nan], dtype=dtype), torch.zeros(2, dtype=torch.int32))
+    assert released_sum(grid, torch.zeros(0, dtype=dtype), torch.zeros(0, dtype=torch.int32)).shape == (0,)
+
+
+@pytest.mark.parametrize("clip", [1e-6, 0.3, 1e6])
+@pytest.mark.parametrize("records", [0, 3])
+def test_a_float32_model_gets_its_noise_whatever_the_clipping_norm(clip, records):
+    """The ends of the range: float32 holds the sum and its steps of the grid; 2,002 entries, within 7 sd."""
+    model = torch.nn.Linear(1000, 2)
+    plan = sgd.plan_dp_sgd(
+        n_declared=60, n_features=2, n_classes=2, model_name="module", n_parameters=2002, epsilon=None,
+        noise_multiplier=2.0, delta=1e-5, steps=2, max_grad_norm=clip, expected_batch_size=8,
+    )  # fmt: skip
+    X, y = torch.ones(records, 1000), torch.zeros(records, dtype=torch.int64)
+    stepper = engine.Stepper(plan, Clipper(model, sgd.ModelLoss(), (X, y)), SecretNoise(), torch.device("cpu"))
+    flat = torch.cat([value.double().reshape(-1) for value in stepper.gradient((X, y)).values()])
+    ratio = flat / (2.0 * clip / 8)
+    assert all(value.dtype == torch.float32 for value in stepper.gradient((X, y)).values())
+    assert abs(float(ratio.square().mean()) - 1.0) < 7 * (2 / 2002) ** 0.5

@@ -131,4 +131,16 @@ def test_a_process_draws_its_share_of_the_noise() -> None:
 
 
 def test_noise_is_held_for_a_million_parameters_at_a_time() -> None:
-    assert [len(piece) for piece in engine.in_pieces(torch.zeros(2**21 + 3))] == [2**20, 2**20, 3]
+    most, last = 2**20, 2**21 + 3
+    sizes = {"a": 5, "b": last - 5, "none": 0}
+    pieces = engine.in_pieces(sizes, torch.device("cpu"))
+    assert pieces == [
+        [("a", slice(0, 5)), ("b", slice(0, most - 5))],
+        [("b", slice(most - 5, 2 * most - 5))],
+        [("b", slice(2 * most - 5, last - 5))],
+    ]
+    assert engine.in_pieces({"a": most, "b": most}, torch.device("cpu")) == [
+        [("a", slice(0, most))],
+        [("b", slice(0, most))],
+    ]
+    assert engine.in_pieces(sizes, torch.device("cuda")) == [[("a", slice(0, 5)), ("b", slice(0, last - 5))]]

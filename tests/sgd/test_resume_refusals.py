@@ -104,13 +104,13 @@ def test_every_changed_argument_of_the_configuration_is_named(run, changes, matc
 def test_device_and_micro_batches_may_change(run):
     configured = PrivateTrainer(**FIXED, micro_batch_size=3, device="cpu")
     with pytest.MonkeyPatch.context() as patch:
-        sizes, real = [], sgd.engine.Clipper.flat
+        sizes, real = [], sgd.engine.Clipper.sums
 
         def clip(self, batch, bound, micro, *rest):
             sizes.append(micro)
             return real(self, batch, bound, micro, *rest)
 
-        patch.setattr(sgd.engine.Clipper, "flat", clip)
+        patch.setattr(sgd.engine.Clipper, "sums", clip)
         seen, result = goes_on(run, configured=configured, micro_batch_size=3, device="cpu")
     assert seen == list(range(13, STEPS + 1))
     assert set(sizes) == {3}
