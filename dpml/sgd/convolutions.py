@@ -32,7 +32,7 @@ from dpml.sgd.uses import (
 
 AT_ONCE = 2**21  # values of gradients that are built on the way back, while activations are held, too
 KEPT_VALUES = 2**22  # values of built gradients that one convolution may hold later on
-BLOCK_VALUES = 2**20  # values of a temporary that is made block by block: four mebibytes
+BLOCK_VALUES = 2**19  # values of a temporary that is made block by block: two mebibytes
 
 
 @dataclass(frozen=True)
