@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "sgd"))
 
 import mark_checks as checks
 
-from dpml.sgd import clipping, made_up
+from dpml.sgd import clipping, made_up, watching
 
 
 def caught(check):
@@ -38,14 +38,14 @@ def test_no_marks_among_the_made_up_labels(monkeypatch):
 )
 def test_numbers_that_records_are_compared_with_are_not_tried(monkeypatch, check):
     check()
-    monkeypatch.setattr(made_up, "_compared_with", lambda *_: [])
+    monkeypatch.setattr(watching, "_compared_with", lambda *_: [])
     caught(check)
 
 
 def test_neighbours_of_a_limit_are_not_tried(monkeypatch):
     check = partial(checks.missing_numbers_are_not_mixed, lambda x: ~((x < 500) & (x > 498)), 499.5)
     check()
-    monkeypatch.setattr(made_up, "_ORDERS", ())
+    monkeypatch.setattr(watching, "_ORDERS", ())
     caught(check)
 
 
