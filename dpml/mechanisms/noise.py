@@ -162,10 +162,8 @@ class _Kept:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: tuple[float, Numbers] = (
-            0.0,
-            np.empty(0),
-        )  # the ratio and the numbers: one store, which an interrupt cannot tear apart
+        # the ratio and the numbers: one store, which an interrupt cannot tear apart
+        self._left: tuple[float, Numbers] = (0.0, np.empty(0))
 
     def take(self, ratio: float, size: int, draw: Callable[[int], Numbers]) -> Numbers:
         """``size`` of them; ``draw(count)`` is asked for many at the second request of the same ratio."""
@@ -226,9 +224,9 @@ class SecretNoise:
     def rounded(self, std: float, spacing: float, size: int) -> Numbers:
         """``size`` independent draws of rint(N(0, std²)/spacing), whole numbers: see :mod:`dpml.mechanisms.rounded`.
 
-        An int32 array where none can be beyond 2^30 (std/spacing up to 2^26 or so), else float64.  Short
-        requests are served from numbers that were drawn together.  A ratio std/spacing outside of 2^8 to 2^47 rounds
-        ``normal``, which no bound covers.  ``spacing`` is a power of two.
+        An int32 array where none can be beyond 2^30 (std/spacing up to 2^26 or so), else float64.  Short requests are
+        served from numbers that were drawn together.  A ratio std/spacing outside of 2^8 to 2^47 rounds ``normal``,
+        which no bound covers.  ``spacing`` is a power of two.
         """
         scale, count = checked_std(std) / checked_spacing(spacing), checked_size(size)
         if not rounded.LEAST <= scale <= rounded.MOST:
