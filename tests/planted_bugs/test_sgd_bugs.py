@@ -125,6 +125,13 @@ def test_one_noise_draw_used_again(monkeypatch):
     caught(checks.noise_is_fresh_in_every_step_and_coordinate)
 
 
+def test_parameters_left_out_of_the_pieces(monkeypatch):
+    checks.noise_has_the_planned_variance()
+    whole = engine.in_pieces
+    monkeypatch.setattr(engine, "in_pieces", lambda *asked: [piece[:-1] for piece in whole(*asked)])
+    caught(checks.noise_has_the_planned_variance)
+
+
 def test_one_noise_draw_shared_by_coordinates(monkeypatch):
     checks.noise_is_fresh_in_every_step_and_coordinate()
     whole = engine.draw_noise

@@ -78,6 +78,7 @@ _OF_NAME = {
     "one step not recorded": _SMALL,
     "use before the reservation": _ORDER,
     "one noise draw used again": "yes: the difference of two steps has no noise",
+    "parameters left out of the pieces": "yes: with a canary in those coordinates",
     "one noise draw shared by coordinates": "yes: the difference of two coordinates has no noise",
     "a nan record that spreads": "yes: with a canary of NaN",
     "charged steps run again": _CRASH,
