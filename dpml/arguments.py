@@ -148,6 +148,7 @@ def check_noise_source(source: object) -> None:
         )
 
 
+HIDDEN = (64,)  # widths of the hidden layers of "mlp"
 DESCENT = ("max_grad_norm", "steps", "learning_rate", "momentum")
 """Arguments that ``dp_gd`` shares with ``dp_sgd``."""
 

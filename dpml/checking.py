@@ -17,7 +17,7 @@ import numpy as np
 from dpml.data import PrivateData
 from dpml.data.stored import StoredItems
 from dpml.errors import ConfigError, invalid
-from dpml.planning import device_of, method_of, network_of
+from dpml.planning import check_private, device_of, method_of, network_of
 from dpml.ranges import as_integer, is_count
 from dpml.running import network_loss
 from dpml.teamwork import split_source
@@ -96,6 +96,7 @@ class RecordsCheck:
 
 def check_records(trainer: PrivateTrainer, data: PrivateData, records: int = 256) -> RecordsCheck:
     """See :meth:`PrivateTrainer.check_records`."""
+    check_private(data)
     method = method_of(trainer, data.public)
     if method != "dp_sgd":
         raise ConfigError(

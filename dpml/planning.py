@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpml import accounting
 from dpml.accounting import Event, NonPrivate, Trajectory
 from dpml.accounting.sample_size import guidance as sample_size_guidance
-from dpml.arguments import foreign_arguments
+from dpml.arguments import HIDDEN, foreign_arguments
 from dpml.data import PublicInfo
 from dpml.data.public_whitening import whitening_assumptions
 from dpml.errors import ConfigError, invalid
@@ -59,6 +59,8 @@ class NonPrivatePlan:
 def check_method(trainer: PrivateTrainer) -> None:
     """What is wrong without any data: arguments of another method, a model that the method cannot train, the device."""
     method = method_of(trainer)
+    if isinstance(trainer.model, str) and trainer.model != "mlp" and trainer.hidden != HIDDEN:
+        raise invalid("hidden", trainer.hidden, f"left out with model={trainer.model!r}", "It belongs to 'mlp'.")
     for name in foreign_arguments(trainer, method):
         way_out = "Give epsilon instead." if name == "noise_multiplier" else "It belongs to another method."
         raise invalid(name, getattr(trainer, name), f"left out with method={method!r}", way_out)
@@ -116,6 +118,15 @@ def device_of(trainer: PrivateTrainer) -> str:
             "Use device='auto' or 'cpu'.",
         )
     return "cuda" if available and not linear else "cpu"
+
+
+def check_private(data: object) -> None:
+    """ConfigError for anything but data with declared public knowledge: an array alone does not say what is public."""
+    if not isinstance(getattr(data, "public", None), PublicInfo):
+        raise ConfigError(
+            f"data = {type(data).__name__} is not allowed: it must be a PrivateData, which declares what is public. "
+            "PrivateData.from_arrays(X, y, norm_bound=…, classes=…, n_declared=…) makes one of arrays."
+        )
 
 
 def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
@@ -281,6 +292,11 @@ def _check_data(trainer: PrivateTrainer, public: PublicInfo, method: str) -> Non
             f"model = {trainer.model!r} does not fit the target: the data declare "
             + (f"a number in {list(public.target_bounds or ())}" if public.task == "regression" else "classes")
             + f". Use one of {', '.join(m for m in METHODS_OF if (m in REGRESSION) == (public.task == 'regression'))}."
+        )
+    if isinstance(trainer.model, str) and len(public.feature_shape) > 1:
+        raise ConfigError(
+            f"model = {trainer.model!r} takes rows of numbers (n, d), the data declare rows of shape "
+            f"{public.feature_shape}. Flatten them, X.reshape(len(X), -1), or give a torch.nn.Module as the model."
         )
     if trainer.model == "logreg" and len(public.classes) != 2 and method in ("dp_sgd", "nonprivate"):
         raise ConfigError(

@@ -87,7 +87,7 @@ class Saved:
         """Raises RunFolderError when there is none, or a damaged one."""
         path = folder.private / RESUME_FILE
         if not path.is_file():
-            raise RunFolderError(f"{str(folder.path)!r} never got as far as {_how_far(folder)}.")
+            raise RunFolderError(f"{str(folder.path)!r} {_how_far(folder)}. Start a new run instead.")
         try:
             found = json.loads(path.read_text("utf-8"))
             network = found["network"]
@@ -106,17 +106,19 @@ class Saved:
 
 
 def _how_far(folder: RunFolder) -> str:
-    """Where a run stopped before its training, and what is spent."""
+    """Where a run without the file stopped, and what is spent."""
     try:
         first, *lines = map(json.loads, (folder.release / "ledger.jsonl").read_bytes().split(b"\n")[:-1])
         planned = first["plan"].get("stages", {})
-        names = [line["stage"] for line in lines if line["kind"] == "charge" and line["stage"] in planned]
+        charged = [line["stage"] for line in lines if line["kind"] == "charge"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        names = []
-    if not names:
-        return "reading data: start a new run instead"
-    lost = f"its charged stages ({', '.join(names)}) are lost, stay spent and are not run again"
-    return f"training: {lost}. Start a new run instead"
+        return "never got as far as reading data, or its ledger is gone: what that held stays spent"
+    if any(name not in planned for name in charged):
+        return f"has lost private/{RESUME_FILE}, and cannot go on: its {len(charged)} charges stay spent"
+    if not charged:
+        return "never got as far as reading data"
+    lost = f"its charged stages ({', '.join(charged)}) are lost, stay spent and are not run again"
+    return f"never got as far as training: {lost}"
 
 
 def published_digests(folder: RunFolder) -> dict[str, str]:
@@ -213,6 +215,8 @@ def finish_last_line(path: Path) -> None:
             os.close(handle)
     except BlockingIOError as error:
         raise LedgerError(f"{path} is in use by another process: a run is written by one process only.") from error
+    except FileNotFoundError as error:
+        raise LedgerError(f"{path} is missing: without it nobody can tell what is spent. Start a new run.") from error
     except OSError as error:
         raise LedgerError(f"cannot write the ledger {path}: {error.strerror}; nothing was used.") from error
 

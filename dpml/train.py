@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # --help, before the imports that take seconds
+    from dpml.spinning import sleep_soon
     from dpml.train_help import show_help
 
     show_help(sys.argv[1:])
+    sleep_soon()
 
 import hydra
 from hydra.core.hydra_config import HydraConfig

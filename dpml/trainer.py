@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from dpml.accounting import DatasetLedger, Ledger
 from dpml.accounting.verification import file_digest, result_digest
-from dpml.arguments import MODELS, check_arguments
+from dpml.arguments import HIDDEN, MODELS, check_arguments
 from dpml.data import PrivateData, PublicInfo, Records
 from dpml.errors import ConfigError, RunFolderError
 from dpml.linear_methods import LINEAR_METHODS
 from dpml.mechanisms import NoiseSource, default_noise
-from dpml.planning import check_method, check_plan, make_plan, method_of, model_name, network_of
+from dpml.planning import check_method, check_plan, check_private, make_plan, method_of, model_name, network_of
 from dpml.processes import world_size
 from dpml.ranges import as_integer
 from dpml.release import MODEL_FILE, RunFolder
@@ -166,7 +166,7 @@ class PrivateTrainer:
         momentum: float = 0.9,
         solution_norm: float | str = "auto",
         regularization: float | str = "auto",
-        hidden: Sequence[int] = (64,),
+        hidden: Sequence[int] = HIDDEN,
         loss: Callable[..., torch.Tensor] | None = None,
         micro_batch_size: int | str | None = None,
         checkpoint_every: int | None = None,
@@ -219,7 +219,8 @@ class PrivateTrainer:
         self.variant = variant
         self.loss_parameter = loss_parameter
         self.assumptions = tuple(assumptions) if isinstance(assumptions, list | tuple) else assumptions
-        self.hidden = tuple(map(as_integer, hidden)) if isinstance(hidden, Sequence) else hidden
+        widths = isinstance(hidden, Sequence) and not isinstance(hidden, str)
+        self.hidden = tuple(map(as_integer, hidden)) if widths else hidden
         self.loss = loss
         self.micro_batch_size = as_integer(micro_batch_size)
         self.checkpoint_every = as_integer(checkpoint_every)
@@ -263,6 +264,7 @@ class PrivateTrainer:
             ModelError: a module that ``dp_sgd`` cannot train, made-up records tell (docs/dp-sgd.md, "Before you
                 spend"); a RuntimeWarning tells of one that most likely cannot learn.
         """
+        check_private(data)
         plan = make_plan(self, data.public)
         refuse_unlearnable(self, data.public)
         return plan
@@ -275,6 +277,7 @@ class PrivateTrainer:
             AccountingError: the accountant cannot bound this method's event.
             ModelError: as :meth:`plan`.
         """
+        check_private(data)
         check_plan(self, data.public)
         if self.expected_batch_size is not None and method_of(self, data.public) == "dp_sgd":
             from dpml.sgd.batch_limits import batch_size_of

@@ -22,6 +22,18 @@ os.environ["LOKY_MAX_CPU_COUNT"] = "1"
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of CUDA run where there is a device; elsewhere they are deselected."""
+    on_device = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_device:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(items=on_device)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """``cli("data=…", …) -> (exit status, stdout, stderr)`` of ``python -m dpml.train`` inside this process."""

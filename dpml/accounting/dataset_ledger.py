@@ -14,6 +14,7 @@ What all runs together satisfy is the cap (:meth:`DatasetLedger.guarantee`).  :m
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
@@ -130,6 +131,8 @@ class DatasetLedger:
     def check(self, run: str, epsilon: float, delta: float, event: Event | None = None) -> None:
         """Raise what :meth:`reserve` would raise now, without reserving: before a run makes its folder."""
         epsilon, delta = _check_run(epsilon, delta, event)
+        if not self.path.parent.is_dir():
+            raise self._failure("make", FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
         self._admit(self._read(), run, epsilon, delta, event)
 
     def guarantee(self) -> Guarantee:
@@ -264,7 +267,10 @@ class DatasetLedger:
             raise self._failure("write", error) from error
 
     def _failure(self, verb: str, error: OSError) -> LedgerError:
-        return LedgerError(f"cannot {verb} the data set ledger {self.path}: {error.strerror}; nothing was used.")
+        return LedgerError(
+            f"cannot {verb} the data set ledger {self.path}: {error.strerror}; nothing was used. It must be a file, "
+            "new or made by dpml, in a folder that exists and can be written to."
+        )
 
     def _lines(self, handle: int) -> list[dict[str, Any]]:
         os.lseek(handle, 0, os.SEEK_SET)

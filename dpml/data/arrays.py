@@ -306,6 +306,13 @@ def _norm_bound(value: Any) -> float | None:
 
 def opened(values: Any, name: str, of_items: Callable[[list[Any]], np.ndarray]) -> Any:
     """``values``; a list as an array of objects; of the name of a ``.npy`` file its array, mapped and not read."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(
+            f"{name} is a masked array, and records have no masks here. Pass {name}.filled(numpy.nan), whose rows with "
+            "a missing number contribute nothing, or impute by public values."
+        )
+    if hasattr(values, "detach") and hasattr(values, "layout"):
+        return _of_tensor(values, name)
     if not isinstance(values, str | Path):
         if values is None or sp.issparse(values) or any(hasattr(values, a) for a in ("dtype", "shape", "__array__")):
             return values
@@ -326,13 +333,27 @@ def opened(values: Any, name: str, of_items: Callable[[list[Any]], np.ndarray]) 
         ) from error
 
 
+def _of_tensor(values: Any, name: str) -> np.ndarray:
+    """The numbers of a torch tensor without its history, where numpy can hold them: in the same memory."""
+    plain = values.detach()
+    try:
+        if str(plain.dtype) == "torch.bfloat16":
+            plain = plain.float()  # exact; numpy has no such type
+        return np.asarray(plain.resolve_conj().resolve_neg().cpu().numpy())
+    except (RuntimeError, TypeError, ValueError) as error:  # by its type, layout or device: no value is looked at
+        raise DataError(
+            f"{name} is a tensor that numpy cannot hold ({values.dtype}, {values.layout}, device {values.device}). "
+            f"Pass a dense one of real numbers: {name}.to_dense().float(), say, or a scipy.sparse matrix."
+        ) from error
+
+
 def _checked(X: Any, y: Any, classes: tuple[Any, ...], X_name: str, y_name: str) -> tuple[int, ...]:
     """Shape of one row; ``DataError`` where shapes or types do not fit.  No value is looked at."""
     shape, lengths = _shape(X, X_name), _shape(y, y_name)
     if len(shape) < 2:
         raise DataError(f"{X_name} has shape {shape}; it must be (n, d) or (n, ...), one row a record.")
     if math.prod(shape[1:]) == 0:
-        raise DataError(f"{X_name} has shape {shape}: its rows hold no feature.")
+        raise DataError(f"{X_name} has shape {shape}: its rows hold no feature. Give every record at least one number.")
     if len(lengths) != 1:
         raise DataError(f"{y_name} has shape {lengths}; it must be (n,), one label a record.")
     if shape[0] != lengths[0]:

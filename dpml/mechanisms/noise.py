@@ -87,7 +87,7 @@ def rounded_normal(noise: NoiseSource, std: float, spacing: float, size: int) ->
     if getattr(own, "__func__", None) in (SecretNoise.rounded, Prefetch.rounded):
         return drawn  # whole numbers within the range: not looked at a second time
     if drawn.dtype == np.int32 and within(drawn, rounded.MOST_INT32):
-        return drawn
+        return np.array(drawn)  # the source may write into its own again
     return _whole(drawn.astype(np.float64, copy=False))
 
 

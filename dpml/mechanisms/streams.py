@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpml.spinning import idle_threads_sleep
+
 Item = TypeVar("Item")
 Numbers = NDArray[np.float64] | NDArray[np.int32]
 Draw = Callable[[np.random.Generator, Any], None]  # the second: a part of the array that is to be filled
@@ -147,13 +149,13 @@ class Bank:
 
         Args:
             few: for a ``draw`` of many short calls, each of which asks for the interpreter lock: one part for every
-                thread, and the asking thread alone where there are two only (measured: beside torch, whose idle
-                thread keeps the other processor busy, the second one saves nothing); else parts of :data:`PART`.
+                thread, and the asking thread alone where there are two only and torch's idle thread keeps the other
+                processor busy (:mod:`dpml.spinning`; the second one saves nothing then); else parts of :data:`PART`.
 
         Raises:
             whatever ``draw`` raises, in any thread, when all threads have stopped.
         """
-        if out.size < PARALLEL_FROM or len(self.streams) < (3 if few else 2):
+        if out.size < PARALLEL_FROM or len(self.streams) < (3 if few and not idle_threads_sleep() else 2):
             with self._held() as stream:
                 draw(stream, out)
             return

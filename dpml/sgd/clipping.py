@@ -33,6 +33,7 @@ from dpml.sgd.one_backward import Batches, Recipe, same_shapes
 from dpml.sgd.per_example import (
     Tensors,
     batch_size,
+    depends_on_weights,
     filled_up,
     kept_values,
     per_example_gradients,
@@ -107,10 +108,13 @@ def clipped_gradient(
             error depends on the values of a record), or the engine asked for does not fit.
         ConfigError: an argument out of range.
     """
+    if not callable(loss_fn):
+        raise errors.invalid("loss_fn", loss_fn, "a function loss_fn(model, batch) -> (B,), one loss per record")
     if not is_positive(max_grad_norm):
         raise errors.invalid("max_grad_norm", max_grad_norm, "a finite number > 0")
     if micro_batch_size is not None and not is_count(as_integer(micro_batch_size), 1, MOST["micro_batch_size"]):
-        raise errors.invalid("micro_batch_size", micro_batch_size, "None or a whole number >= 1")
+        allowed = f"None or a whole number from 1 to {MOST['micro_batch_size']:,}"
+        raise errors.invalid("micro_batch_size", micro_batch_size, allowed)
     if clipping not in CLIPPINGS:
         raise errors.invalid("clipping", clipping, "one of " + ", ".join(CLIPPINGS))
     batch_size(batch)
@@ -119,6 +123,13 @@ def clipped_gradient(
         warnings.warn(
             f"a record of zeros raises {type(clipper.fault).__name__}: {clipper.fault}. Then most likely every record "
             "does (a wrong dtype or shape, say), and contributes zero.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    elif not clipper.depends:
+        warnings.warn(
+            "the loss of a record of zeros does not depend on the model's trained parameters (was it detached, or made "
+            "of whole numbers?). Then most likely no record's does, and all sums are zero.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -133,6 +144,7 @@ class _Finding:
     reason: str
     fault: Exception | None
     kept: int = 0
+    depends: bool = True
 
 
 _findings: WeakKeyDictionary[nn.Module, dict[Any, _Finding]] = WeakKeyDictionary()
@@ -146,6 +158,7 @@ class Clipper:
     Attributes:
         reason: why ``one_backward`` does not fit, or ``""``.
         fault: the error that a record of zeros raises, or None.
+        depends: whether the loss of a record of zeros depends on the trained parameters.
         size: p, the number of trained numbers.
     """
 
@@ -156,7 +169,7 @@ class Clipper:
         self._model, self._loss_fn = model, loss_fn
         self.parameters = trainable(model)
         finding = _find(model, loss_fn, batch, engine)
-        self.fault, self.reason = finding.fault, finding.reason
+        self.fault, self.reason, self.depends = finding.fault, finding.reason, finding.depends
         if engine == "one_backward" and finding.recipe is None:
             raise ModelError(
                 f"engine = 'one_backward' does not fit this model: {self.reason}. Use engine='auto', which runs such "
@@ -307,6 +320,7 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
     device = next(p.device for p in model.parameters() if p.requires_grad)
     with own_random_numbers(device):
         fault = try_on_zeros(model, loss_fn, batch)
+    depends = fault is not None or depends_on_weights(model, loss_fn, batch)
     recipe, reason = None, ""
     try:
         recipe = make_recipe(model, loss_fn, batch, per_example_gradients)
@@ -317,13 +331,13 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
         with own_random_numbers(device):
             kept = kept_values(model, loss_fn, batch)
     if engine == "per_example":
-        return _Finding(None, "no recipe asked for", fault, kept)
+        return _Finding(None, "no recipe asked for", fault, kept, depends)
     if recipe is None and engine == "auto":
         _log.info("every record is run alone, which is slower: the model has %s", reason)
     if recipe is not None and recipe.by_themselves:
         listed = "; ".join(f"{kind} ({', '.join(names)})" for kind, names in recipe.by_themselves.items())
         _log.info("run for every record by itself, which is slower, the rest in one backward pass: %s", listed)
-    return _Finding(recipe, reason, fault, kept)
+    return _Finding(recipe, reason, fault, kept, depends)
 
 
 def _plain(thing: Any, depth: int = 2) -> tuple[Any, ...]:

@@ -122,13 +122,18 @@ def check_model(model: nn.Module) -> None:
         ModelError: naming the layer and what to put in its place.
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model = {type(model).__name__} is not a torch.nn.Module.")
+        shown = f"the class {model.__name__}" if isinstance(model, type) else repr(model)[:80]
+        raise ModelError(
+            f"model = {shown} is not allowed: it must be a torch.nn.Module"
+            + (f". Pass an instance: {model.__name__}(…)." if isinstance(model, type) else " (or the name of a model).")
+        )
     for name, module in model.named_modules():
         where = f"the layer {name!r} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         if isinstance(module, _BatchNorm):
             raise ModelError(
                 f"{where} mixes the records of a batch, so that no record's gradient can be bounded alone. "
-                f"Replace it with {_replacement(module)} and train again."
+                f"Replace it with {_replacement(module)} and train again; of a pretrained model that stays as it is, "
+                "compute the features first and train the rest on them."
             )
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise ModelError(
@@ -161,7 +166,10 @@ def check_model(model: nn.Module) -> None:
                 f"the parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained."
             )
     if not any(parameter.requires_grad for _, parameter in parameters):
-        raise ModelError("the model has no parameter with requires_grad=True, so there is nothing to train.")
+        raise ModelError(
+            "the model has no parameter with requires_grad=True, so there is nothing to train. Call "
+            "requires_grad_(True) on the layers to be trained, the last one for fine-tuning a head."
+        )
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -235,7 +243,8 @@ def check_loss(model: nn.Module, loss: Loss, feature_shape: Sequence[int], regre
     if not isinstance(losses, torch.Tensor) or losses.shape != (2,):
         got = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
         raise ModelError(
-            f"loss gives {got} for 2 records; it must give one loss per record, shape (2,). Use reduction='none'."
+            f"loss gives {got} for 2 records; it must give one loss per record, shape (2,). Use reduction='none', and "
+            "take the mean over all axes but the first: losses.flatten(1).mean(1)."
         )
 
 

@@ -1,7 +1,8 @@
-"""Per-example gradients by running every record alone (a vmapped batch of one): slow, and right for any model.
+"""Per-example gradients by running every record alone (a vmapped batch of one): slow, and fit for any model.
 
-A record's gradient cannot depend on another record whatever the model or the loss does.  Parameters and buffers are
-swapped in for the call (``functional_call``): the user's module gets no hooks, no gradients and no changed buffers.
+A record's gradient cannot depend on another record whatever the model or the loss does, but for how kernels round
+(docs/dp-sgd.md, "Floating point").  Parameters and buffers are swapped in for the call (``functional_call``): the
+user's module gets no hooks, no gradients and no changed buffers.
 """
 
 from __future__ import annotations
@@ -58,7 +59,13 @@ def trainable(model: nn.Module) -> Tensors:
 def batch_size(batch: Any) -> int:
     leaves = tree_flatten(batch)[0]
     if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.ndim >= 1 for leaf in leaves):
-        raise DataError("batch must be a tensor, or a tuple, list or dict of tensors with the records along axis 0.")
+        odd = next((leaf for leaf in leaves if not isinstance(leaf, torch.Tensor) or leaf.ndim < 1), None)
+        what = "holds no tensor" if not leaves else f"holds a {type(odd).__name__}"
+        if isinstance(odd, torch.Tensor):
+            what = "holds a tensor without axes"
+        raise DataError(
+            f"batch {what}; it must be a tensor, or a tuple, list or dict of tensors with the records along axis 0."
+        )
     sizes = {len(leaf) for leaf in leaves}
     if len(sizes) != 1:
         raise DataError(f"the tensors of batch have {sorted(sizes)} records; all must have the same number.")
@@ -95,6 +102,17 @@ def try_on_zeros(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Excepti
     except Exception as error:
         return error
     return None
+
+
+def depends_on_weights(model: nn.Module, loss_fn: LossFunction, batch: Any) -> bool:
+    """Whether autograd knows of a way from the trained parameters to the loss of one record of zeros."""
+    zeros = tree_map(lambda t: t.new_zeros(t.shape[1:]), batch)
+    gradient = _Gradient(model, loss_fn)
+    leaves = {name: value.clone().requires_grad_() for name, value in gradient.values.items()}
+    found: list[bool] = []
+    with torch.enable_grad():
+        gradient._loss(leaves, zeros, lambda loss: found.append(loss.requires_grad))
+    return found != [False]
 
 
 def kept_values(model: nn.Module, loss_fn: LossFunction, batch: Any) -> int:

@@ -42,6 +42,7 @@ BUILDING_COST = 8  # writing and reading a value of a built gradient ÷ one mult
 CANCELLATION = 2**-10  # float32's part of a Gram norm's rounding that is put up with
 UNCOVERED = 2**-12  # rounding of a contribution, as a part of its norm, that the engine's margin for float32 covers
 PIECE = 1024  # entries whose squares are summed in float32
+VANISHING_PRODUCT = 1e-30  # a factor on a that is smaller is 0: float32 would round it coarsely
 VANISHING = 1e-12  # a float32 norm below may have lost squares that underflowed
 BLOCKED_BY_KERNEL = 32  # factors this wide on both sides: the matrix product sums in blocks of rows anyway
 MOST_ROWS = 4096  # of one such product
@@ -180,11 +181,15 @@ class Outer:
     bias: Built | None = None
 
     @cached_property
+    def b_norms(self) -> torch.Tensor:
+        """‖b_t‖ of every position, float64 ``(B·T,)``."""
+        return row_norms(self.b.flatten(0, 1)) if self.bias is None else self.bias.norms
+
+    @cached_property
     def reach(self) -> torch.Tensor:
         """S = Σ_t ‖a_t‖‖b_t‖ for every record, float64 ``(B,)``: how large its terms are, whatever they add up to."""
         records, positions, _ = self.a.shape
-        of_b = row_norms(self.b.flatten(0, 1)) if self.bias is None else self.bias.norms
-        rows = row_norms(self.a.flatten(0, 1)) * of_b
+        rows = row_norms(self.a.flatten(0, 1)) * self.b_norms
         return rows if positions == 1 else rows.reshape(records, positions).sum(1)
 
     @cached_property
@@ -198,12 +203,19 @@ class Outer:
         plain = self.a.shape[1] == 1 or self.a.dtype == torch.float64
         heavy = None if plain else factors * self.reach > HEAVY * (factors * self.norms).max()
         if heavy is None or not bool(heavy.any()):
-            return products_in_runs(self.b * factors.to(self.b.dtype)[:, None, None], self.a)
+            return products_in_runs(self._times(factors), self.a)
         # terms that cancel within a record, and would round other records away in a float32 sum: float64, by themselves
         light = torch.where(heavy, torch.zeros_like(factors), factors)
         left = self.b[heavy].double() * factors.double()[heavy, None, None]
-        rest = products_in_runs(self.b * light.to(self.b.dtype)[:, None, None], self.a)
+        rest = products_in_runs(self._times(light), self.a)
         return rest + left.flatten(0, 1).T @ self.a[heavy].double().flatten(0, 1)
+
+    def _times(self, factors: torch.Tensor) -> torch.Tensor:
+        """c·b, and 0 where float32 would hold few digits of it, which a huge a (10³⁸, say) turns into more than C."""
+        each = factors[:, None]
+        if self.b.dtype != torch.float64:
+            each = torch.where(each * self.b_norms.view(len(each), -1) >= VANISHING_PRODUCT, each, 0.0)
+        return self.b * each.to(self.b.dtype)[:, :, None]
 
     def built(self, records: slice) -> torch.Tensor:
         return torch.bmm(self.b[records].transpose(1, 2), self.a[records])

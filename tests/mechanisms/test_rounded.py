@@ -360,3 +360,34 @@ def test_no_entry_is_owned_on_the_strength_of_a_rounding(monkeypatch: pytest.Mon
     whole = rounded.RoundedNormal(300.0)
     outer = np.where(whole.first >= 0, whole.first + ((1 << whole.low_bits) - 1), whole.first)
     assert (whole.quick == np.maximum(np.ceil(exact(whole, outer)) - 1, 0)).all()
+
+
+def test_whole_numbers_of_somebody_elses_source_are_a_new_array():
+    """int32 and float64, also backwards and read-only: the source may write into its own again."""
+
+    class Buffered:
+        secret = True
+
+        def __init__(self, values):
+            self.values = values
+
+        def normal(self, std, shape):
+            raise AssertionError("not asked")
+
+        uniform = normal
+
+        def rounded(self, std, spacing, size):
+            return self.values
+
+    for dtype in (np.int32, np.int64, np.float64):
+        kept = np.array([3, -1, 2**30], dtype=dtype)
+        still = kept[::-1].copy()
+        still.flags.writeable = False
+        for values in (kept, kept[::-1], still):
+            drawn = rounded_normal(Buffered(values), 300.0, 1.0, 3)
+            assert drawn.tolist() == values.tolist()
+            assert not np.shares_memory(drawn, values)
+            assert drawn.flags.writeable
+            assert drawn.flags.c_contiguous
+    for odd in ([2**31 - 1, 0, 0], [-(2**30) - 1, 0, 0]):
+        assert rounded_normal(Buffered(np.array(odd, dtype=np.int32)), 300.0, 1.0, 3).dtype == np.float64

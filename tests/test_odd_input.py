@@ -1,0 +1,199 @@
+"""Odd input through the public interface: refused by its type or shape, before a cap is charged or a folder made."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpml import PrivateData, PrivateTrainer, sgd
+from dpml.accounting import DatasetLedger
+from dpml.errors import ConfigError, DataError, LedgerError, ModelError, RunFolderError
+
+X = np.random.default_rng(0).normal(size=(60, 5))
+Y = (X[:, 0] > 0).astype(int)
+ODD_TENSORS = {
+    "sparse": torch.tensor(X).to_sparse(),
+    "meta": torch.empty(60, 5, device="meta"),
+    "float8": torch.tensor(X).to(torch.float8_e5m2),
+}
+
+
+def data_of(rows: Any = X, labels: Any = Y) -> PrivateData:
+    return PrivateData.from_arrays(rows, labels, norm_bound=3.0, classes=[0, 1], n_declared=60)
+
+
+def trainer_of(folder: Path, **changes: Any) -> PrivateTrainer:
+    given = {
+        "epsilon": 1.0, "method": "dp_sgd", "expected_batch_size": 20, "steps": 2, "run_dir": folder / "run",
+        "dataset_ledger": folder / "cap.jsonl", "dataset_epsilon": 5.0, "dataset_delta": 1e-2,
+    }  # fmt: skip
+    return PrivateTrainer(**{**given, **changes})
+
+
+def untouched(folder: Path) -> bool:
+    """No run folder, no charge."""
+    return not (folder / "run").exists() and not (folder / "cap.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "logreg"}, {"model": "softmax"}, {"model": "mlp"}, {"method": "objective"}, {"method": "dp_gd"}],
+)
+def test_rows_of_several_axes_are_refused_by_a_built_in_model(changes: dict[str, Any], tmp_path: Path) -> None:
+    if changes.get("method", "dp_sgd") != "dp_sgd":
+        changes = {**changes, "expected_batch_size": None, "steps": None}
+    data, trainer = data_of(X[:, :, None]), trainer_of(tmp_path, **changes)
+    for use in (trainer.plan, trainer.check, trainer.fit):
+        with pytest.raises(ConfigError, match=r"model = .*\(5, 1\).*reshape"):
+            use(data)
+    assert untouched(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+def test_tensors_that_numpy_cannot_hold_are_refused_at_once(kind: str) -> None:
+    with pytest.raises(DataError, match=r"X is a tensor .*torch.*to_dense"):
+        data_of(ODD_TENSORS[kind])
+    with pytest.raises(DataError, match=r"y is a tensor .*to_dense"):
+        data_of(X, ODD_TENSORS[kind])
+
+
+def test_complex_tensors_are_refused_at_once() -> None:
+    with pytest.raises(DataError, match="complex64"):
+        data_of(torch.tensor(X).to(torch.complex64).conj())
+
+
+def test_tensors_with_a_history_and_of_half_precision_are_their_numbers() -> None:
+    for rows in (torch.tensor(X, requires_grad=True), torch.tensor(X).bfloat16()):
+        labels = torch.tensor(Y * 1.0, requires_grad=True)
+        found = data_of(rows, labels).load(np.random.default_rng(0))
+        wanted = data_of(rows.detach().float().numpy() if rows.dtype == torch.bfloat16 else X).load(
+            np.random.default_rng(0)
+        )
+        assert (found.X == wanted.X).all()
+        assert (found.y == wanted.y).all()
+
+
+def test_masked_arrays_are_refused(tmp_path: Path) -> None:
+    """Their masks would be dropped, and what they hide be used."""
+    with pytest.raises(DataError, match=r"X is a masked array.*filled"):
+        data_of(np.ma.masked_array(X, mask=X > 1))
+    with pytest.raises(DataError, match=r"y is a masked array"):
+        data_of(X, np.ma.masked_array(Y, mask=Y > 0))
+
+
+@pytest.mark.parametrize("wrong", [None, X, "table.csv"])
+def test_data_that_declare_nothing_are_refused(wrong: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    for use in (trainer.plan, trainer.check, trainer.fit, trainer.check_records):
+        with pytest.raises(ConfigError, match=r"data = .*PrivateData.*from_arrays"):
+            use(wrong)
+    assert untouched(tmp_path)
+
+
+def test_a_ledger_in_a_missing_folder_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, dataset_ledger=tmp_path / "none" / "cap.jsonl")
+    with pytest.raises(LedgerError, match=r"cap\.jsonl: No such file.*in a folder that exists"):
+        trainer.fit(data_of())
+    assert untouched(tmp_path)
+    with pytest.raises(LedgerError, match="in a folder that exists"):
+        DatasetLedger(tmp_path, 1.0, 1e-5).check("run", 0.5, 1e-6)
+
+
+def test_arguments_out_of_place_and_of_the_wrong_kind() -> None:
+    with pytest.raises(ConfigError, match=r"hidden = \(3,\).*logreg.*mlp"):
+        PrivateTrainer(model="logreg", hidden=[3])
+    with pytest.raises(ConfigError, match="hidden = '64'"):
+        PrivateTrainer(model="mlp", hidden="64")
+    with pytest.raises(ModelError, match=r"the class Linear .*instance: Linear\("):
+        PrivateTrainer(model=torch.nn.Linear, method="dp_sgd")  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"model = None is not allowed.*torch.nn.Module"):
+        PrivateTrainer(model=None, method="dp_sgd")  # type: ignore[arg-type]
+
+
+def losses(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+BATCH = torch.tensor(X).float(), torch.tensor(Y)
+
+
+@pytest.mark.parametrize("wrong", [None, "loss", 3])
+def test_a_loss_that_is_no_function_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"loss_fn = .*loss_fn\(model, batch\)"):
+        sgd.clipped_gradient(torch.nn.Linear(5, 2), wrong, BATCH, 1.0)
+
+
+@pytest.mark.parametrize("engine", ["auto", "per_example"])
+def test_a_loss_that_no_weight_reaches_is_warned_of(engine: str) -> None:
+    model = torch.nn.Linear(5, 2)
+    for loss in (
+        lambda model, batch: losses(model, batch).detach(),
+        lambda model, batch: (model(batch[0])[:, 0] > 0).long(),
+        lambda model, batch: batch[0].sum(1),
+    ):
+        with pytest.warns(RuntimeWarning, match="does not depend on the model's trained parameters"):
+            sums, _ = sgd.clipped_gradient(model, loss, BATCH, 1.0, engine=engine)
+        assert not any(value.any() for value in sums.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sgd.clipped_gradient(model, losses, BATCH, 1.0, engine=engine)
+        sgd.clipped_gradient(model, lambda model, batch: model.weight.sum() * batch[0].sum(1), BATCH, 1.0)
+
+
+def test_batches_and_sizes_that_are_refused_say_what_they_are() -> None:
+    model = torch.nn.Linear(5, 2)
+    for batch, what in (
+        ((X, Y), "holds a ndarray"), (None, "holds a NoneType"), ((), "holds no tensor"),
+        ((BATCH[0], torch.tensor(1)), "holds a tensor without axes"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=what):
+            sgd.clipped_gradient(model, losses, batch, 1.0)
+    with pytest.raises(ConfigError, match=r"micro_batch_size = .*from 1 to [\d,]+"):
+        sgd.clipped_gradient(model, losses, BATCH, 1.0, 10**12)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("size", [1e30, 1e35, 2.9e38])
+@pytest.mark.parametrize("bound", [1.05e-6, 1.08e-6, 1e-5, 1e-3, 1.0])
+def test_no_contribution_is_longer_than_c_at_the_end_of_float32(positions: int, size: float, bound: float) -> None:
+    """Inputs of 10³⁸ times derivatives of 10⁻²⁶: the product c·b is smaller than float32 holds with all its digits."""
+    model = torch.nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.fill_(-60.0)
+    rows = torch.full((1, positions, 1), size)
+    rows[:, 1:] = 0.0
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.softplus(model(batch)).sum((1, 2))
+
+    for engine in ("auto", "per_example"):
+        sums, norms = sgd.clipped_gradient(model, loss, rows, bound, engine=engine)
+        assert np.isfinite(float(norms[0]))
+        assert float(sum(value.square().sum() for value in sums.values())) ** 0.5 <= bound * (1 + 1e-5)
+
+
+def test_resuming_a_run_that_has_lost_a_file_says_which(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Stop
+
+    for lost, said in (
+        ("private/resume.json", r"has lost private/resume\.json.* 1 charges stay spent\. Start a new run"),
+        ("release/ledger.jsonl", r"ledger\.jsonl is missing: .*what is spent\. Start a new run"),
+    ):
+        folder = tmp_path / lost.replace("/", "-")
+        with pytest.raises(Stop):
+            trainer_of(folder, dataset_ledger=None, dataset_epsilon=None, dataset_delta=None).fit(
+                data_of(), progress=stop
+            )
+        (folder / "run" / lost).unlink()
+        with pytest.raises((LedgerError, RunFolderError), match=said):
+            PrivateTrainer.resume(folder / "run", data_of())
