@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,43 @@ def test_resuming_a_run_that_has_lost_a_file_says_which(tmp_path: Path) -> None:
         (folder / "run" / lost).unlink()
         with pytest.raises((LedgerError, RunFolderError), match=said):
             PrivateTrainer.resume(folder / "run", data_of())
+
+
+def test_tensors_that_are_no_pairs_are_refused() -> None:
+    """Every item would be dropped, and a budget spent on noise."""
+    rows, labels = torch.tensor(X).float(), torch.tensor(Y)
+
+    def of(*tensors: torch.Tensor, **options: Any) -> PrivateData:
+        dataset = torch.utils.data.TensorDataset(*tensors)
+        return PrivateData.from_dataset(dataset, n_declared=60, classes=[0, 1], **options)
+
+    for tensors, options in (
+        ((rows,), {}), ((rows, labels, labels), {}), ((rows, labels), {"feature_shape": 7}), ((rows, rows), {}),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=r"dataset holds tensors .*TensorDataset\(X, y\)"):
+            of(*tensors, **options)
+    with pytest.raises(DataError, match="test holds tensors"):
+        of(rows, labels, test=torch.utils.data.TensorDataset(rows))
+    for fine in (of(rows, labels), of(rows, labels[:, None], feature_shape=5)):
+        assert len(fine.load(np.random.default_rng(0)).X) == 60
+
+
+def test_a_linear_layer_that_was_changed_by_hand_is_run_as_it_is() -> None:
+    """A ``forward`` of its own, or a hook on all modules: the same sums as of the layer inside another module."""
+    model = torch.nn.Linear(5, 2)
+    model.forward = types.MethodType(  # type: ignore[method-assign]
+        lambda self, x: torch.nn.functional.linear(x, self.weight, self.bias) * 3 + 1, model
+    )
+    agree(model)
+    with torch.nn.modules.module.register_module_forward_hook(
+        lambda module, given, out: out * 2 if isinstance(module, torch.nn.Linear) else None
+    ):
+        agree(torch.nn.Linear(5, 2))
+
+
+def agree(model: torch.nn.Module) -> None:
+    """Sums of the layer and of the layer alone in a ``Sequential``."""
+    found, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), BATCH, 0.5)
+    wanted, _ = sgd.clipped_gradient(torch.nn.Sequential(model), sgd.ModelLoss(), BATCH, 0.5)
+    for name, value in found.items():
+        torch.testing.assert_close(value, wanted[f"0.{name}"], rtol=1e-5, atol=1e-6)

@@ -119,6 +119,8 @@ def dataset_data(
     target = None if target_bounds is None else _one_target(classes, target_bounds)
     labels = () if target else _dataset_classes(dataset, classes)
     shape = _dataset_shape(dataset, feature_shape)
+    for argument, value in (("dataset", dataset), ("test", test)):
+        _check_tensors(value, shape, argument)
     bound = _norm_bound(norm_bound)
     public = _public(name, n_declared, shape, labels, bound, is_public, test is not None, add_constant, None, target)
 
@@ -411,6 +413,18 @@ def _dataset_shape(dataset: Any, feature_shape: int | tuple[int, ...] | None) ->
     if not shape or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in shape):
         raise invalid("feature_shape", feature_shape, "one or more whole numbers > 0")
     return shape
+
+
+def _check_tensors(dataset: Any, shape: tuple[int, ...], argument: str) -> None:
+    """DataError for a ``TensorDataset``, whose shapes are public, that holds no pairs of a row and a target."""
+    if (type(dataset).__module__, type(dataset).__name__) != ("torch.utils.data.dataset", "TensorDataset"):
+        return
+    shapes = [tuple(one.shape[1:]) for one in dataset.tensors]
+    if len(shapes) != 2 or shapes[0] != shape or math.prod(shapes[1]) != 1:
+        raise DataError(
+            f"{argument} holds tensors whose entries have the shapes {shapes}: no item would be a pair of a row of the "
+            f"shape {shape} and one target. Give TensorDataset(X, y), and the feature_shape of X."
+        )
 
 
 def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = None) -> tuple[np.ndarray, list[Any]]:

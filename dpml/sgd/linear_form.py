@@ -34,6 +34,8 @@ def has_linear_form(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Type
         and (model.weight.shape[0] == 1 or batch[1].dtype == torch.int64)
         and all(p.requires_grad for p in model.parameters())
         and not (model._forward_hooks or model._forward_pre_hooks or getattr(model, "parametrizations", None))
+        and not (torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks)
+        and "forward" not in vars(model)
         and not torch.is_autocast_enabled(model.weight.device.type)
     )
 

@@ -325,7 +325,11 @@ def test_with_everything_charged_and_no_checkpoint_nothing_is_left(cli: Any, tmp
 
 def test_killed_before_its_data_were_read_a_run_starts_anew(cli: Any, run: Path) -> None:
     (run / "private/resume.json").unlink()
-    refused(cli, run, "has lost private/resume.json, and cannot go on: .*stay spent.*A new run of this configuration: python")
+    refused(
+        cli,
+        run,
+        "has lost private/resume.json, and cannot go on: .*stay spent.*A new run of this configuration: python",
+    )
     for path in (run / "release").iterdir():
         path.unlink()
     (run / "release").rmdir()
