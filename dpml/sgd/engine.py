@@ -49,7 +49,8 @@ __all__ = ["DPSGDPlan", "fit_dp_sgd", "plan_dp_sgd"]
 FLOAT32_MARGIN = 1.0 - 2.0**-10
 """What a model that is not float64 is clipped below C for: runs of records are summed in its own type, and the rounding
 of such a sum depends on who else is in it.  A measured margin, not a proof: records that were not made for it exceeded
-C by up to 4e-5 of it; records and an order made for the matrix product's blocks by up to 1 %."""
+C by up to 4e-5 of it; records and an order made for the runs and the matrix product's blocks by up to 1 % at 16,000 of
+them, in proportion to the batch (docs/dp-sgd.md)."""
 
 PIECE = 2**20
 """Noise for so many parameters is held at a time."""
