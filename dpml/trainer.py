@@ -348,6 +348,7 @@ class PrivateTrainer:
         run_name = "in memory" if self.run_dir is None else str(Path(self.run_dir).absolute())
         if cap is not None:
             cap.check(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
+            cap.check_folder(None if self.run_dir is None else Path(self.run_dir))
         folder = None if self.run_dir is None else RunFolder.create(self.run_dir)
         if folder is not None:
             folder.publish("config.yaml", config if config is not None else dumps(self.describe()) + "\n")

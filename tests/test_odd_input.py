@@ -103,6 +103,9 @@ def test_a_ledger_in_a_missing_folder_is_refused_before_a_folder_is_made(tmp_pat
     assert untouched(tmp_path)
     with pytest.raises(LedgerError, match="in a folder that exists"):
         DatasetLedger(tmp_path, 1.0, 1e-5).check("run", 0.5, 1e-6)
+    both = tmp_path / "made" / "with the run"
+    trainer_of(both).fit(data_of())
+    assert (both / "cap.jsonl").is_file()
 
 
 def test_arguments_out_of_place_and_of_the_wrong_kind() -> None:

@@ -131,9 +131,13 @@ class DatasetLedger:
     def check(self, run: str, epsilon: float, delta: float, event: Event | None = None) -> None:
         """Raise what :meth:`reserve` would raise now, without reserving: before a run makes its folder."""
         epsilon, delta = _check_run(epsilon, delta, event)
-        if not self.path.parent.is_dir():
-            raise self._failure("make", FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
         self._admit(self._read(), run, epsilon, delta, event)
+
+    def check_folder(self, run_dir: Path | None) -> None:
+        """LedgerError unless the file's folder is there, or will be when a run makes ``run_dir``."""
+        home = self.path.absolute().parent
+        if not home.is_dir() and (run_dir is None or home not in run_dir.absolute().parents):
+            raise self._failure("make", FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
     def guarantee(self) -> Guarantee:
         """What all runs together satisfy, also when each was chosen after seeing the ones before: the cap."""

@@ -320,7 +320,8 @@ def _look(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
     device = next(p.device for p in model.parameters() if p.requires_grad)
     with own_random_numbers(device):
         fault = try_on_zeros(model, loss_fn, batch)
-    depends = fault is not None or depends_on_weights(model, loss_fn, batch)
+    with own_random_numbers(device):
+        depends = fault is not None or depends_on_weights(model, loss_fn, batch)
     recipe, reason = None, ""
     try:
         recipe = make_recipe(model, loss_fn, batch, per_example_gradients)

@@ -110,8 +110,13 @@ def depends_on_weights(model: nn.Module, loss_fn: LossFunction, batch: Any) -> b
     gradient = _Gradient(model, loss_fn)
     leaves = {name: value.clone().requires_grad_() for name, value in gradient.values.items()}
     found: list[bool] = []
-    with torch.enable_grad():
-        gradient._loss(leaves, zeros, lambda loss: found.append(loss.requires_grad))
+    try:
+        with torch.enable_grad():
+            gradient._loss(leaves, zeros, lambda loss: found.append(loss.requires_grad))
+    except FATAL:
+        raise
+    except Exception:  # what autograd cannot do is found out later
+        return True
     return found != [False]
 
 

@@ -84,7 +84,7 @@ def test_other_refusals():
         sgd.check_model(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(ModelError, match="nothing to train"):
         sgd.check_model(nn.ReLU())
-    with pytest.raises(ModelError, match=r"not a torch\.nn\.Module"):
+    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module"):
         sgd.check_model(lambda x: x)
     with pytest.raises(ModelError, match="complex64"):
         sgd.check_model(nn.Linear(2, 2, dtype=torch.complex64))

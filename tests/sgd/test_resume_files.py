@@ -297,4 +297,4 @@ def test_no_key_no_noise_and_no_coins_are_in_the_checkpoint(tmp_path, monkeypatc
 
 def test_a_run_without_its_resume_file_is_not_gone_on_with(run):
     (run / "private/resume.json").unlink()
-    refused(run, table(), "start a new run", DpmlError)
+    refused(run, table(), "[sS]tart a new run", DpmlError)

@@ -214,7 +214,7 @@ def test_a_parameter_that_is_one_number(engine):
         ({"max_grad_norm": "a"}, ConfigError, "max_grad_norm = 'a'"),
         ({"micro_batch_size": 2.5}, ConfigError, "micro_batch_size = 2.5"),
         ({"model": nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))}, ModelError, "BatchNorm1d"),
-        ({"model": None}, ModelError, "NoneType"),
+        ({"model": None}, ModelError, "model = None"),
         ({"model": nn.Sequential(nn.LazyLinear(3))}, ModelError, "no shape yet"),
     ],
 )
