@@ -15,12 +15,16 @@ the highest resident set from there on, less the resident set there: activations
 Epoch: Census-Income-like rows (one-hot-ish, generated), logistic regression; ours through ``fit_dp_sgd`` with a ledger
 and checkpoints on disk, plain PyTorch with shuffled index batches, opacus with the DataLoader that it makes.
 
+torch's idle threads sleep soon (``GOMP_SPINCOUNT``, :mod:`dpml.spinning`), as under ``python -m dpml.train``; set the
+variable to 300000 for libgomp's own way.
+
 ``--only`` takes names of models, "epoch", "noise" and "memory" (of the models named); ``--profile`` adds where our
 step's time goes; ``--cpu-time`` counts the process' CPU seconds on one thread, background threads included: a stand-in
 on a machine that others use; ``--quick`` makes everything tiny, so that its figures mean nothing.  A ratio in brackets
 is that of the least times, which a busy machine disturbs less.  The exit status is 0 whatever the times.
 """
 
+# ruff: noqa: E402  (what torch's library reads from the environment must be set first)
 from __future__ import annotations
 
 import argparse
@@ -42,6 +46,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from dpml.spinning import sleep_soon
+
+sleep_soon()  # as the command line does, for all competitors; before torch is imported
 
 import torch
 import torch.nn.functional as F
@@ -403,7 +411,7 @@ def machine() -> dict[str, str]:
     ).stdout.strip()
     return {
         "processor": f"{processor}, {os.cpu_count()} cores",
-        "threads": str(torch.get_num_threads()),
+        "threads": f"{torch.get_num_threads()}, {os.environ.get('GOMP_SPINCOUNT', 'default')} idle turns",
         "load": ", ".join(f"{value:.1f}" for value in os.getloadavg()) if hasattr(os, "getloadavg") else "unknown",
         "system": platform.platform(),
         "python": platform.python_version(),
