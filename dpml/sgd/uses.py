@@ -214,7 +214,7 @@ class Outer:
         """c·b, and 0 where float32 would hold few digits of it, which a huge a (10³⁸, say) turns into more than C."""
         each = factors[:, None]
         if self.b.dtype != torch.float64:
-            each = torch.where(each * self.b_norms.view(len(each), -1) >= VANISHING_PRODUCT, each, 0.0)
+            each = torch.where(each * self.b_norms.view(self.b.shape[:2]) >= VANISHING_PRODUCT, each, 0.0)
         return self.b * each.to(self.b.dtype)[:, :, None]
 
     def built(self, records: slice) -> torch.Tensor:

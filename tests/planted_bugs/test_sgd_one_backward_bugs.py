@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "sgd"))
 from few_records_checks import further_records_move, plain, what_fills_up_leaves_no_trace
 from gradient_checks import agrees, form, only_one_backward
 
-from dpml.sgd import calls, clipping, convolutions, made_up, one_backward, taps, uses
+from dpml.sgd import calls, clipping, convolutions, made_up, models, one_backward, taps, uses
 
 
 def loss(model, batch):
@@ -456,3 +456,21 @@ def test_what_fills_a_batch_up_is_counted(monkeypatch):
     what_fills_up_leaves_no_trace("auto", make=plain)
     monkeypatch.setattr(clipping, "of_first", lambda factors, records: factors)
     caught(what_fills_up_leaves_no_trace, "auto", "flat", plain)
+
+
+def a_huge_input_and_a_tiny_derivative_stay_within_c():
+    """Inputs of 3·10³⁸, derivatives of 9·10⁻²⁷, C = 1.08·10⁻⁶: C/‖a‖ is a subnormal number in float32."""
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.fill_(-60.0)
+    sums, _ = clipping.clipped_gradient(
+        model, models.ModelLoss(), (torch.full((1, 1), 3.0e38), torch.zeros(1)), 1.08e-6
+    )
+    assert float(sum(value.square().sum() for value in sums.values())) ** 0.5 <= 1.08e-6 * 1.001
+
+
+def test_factors_that_float32_holds_coarsely(monkeypatch):
+    a_huge_input_and_a_tiny_derivative_stay_within_c()
+    monkeypatch.setattr(uses, "VANISHING_PRODUCT", 0.0)
+    caught(a_huge_input_and_a_tiny_derivative_stay_within_c)

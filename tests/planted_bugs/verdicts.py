@@ -151,6 +151,7 @@ _OF_NAME = {
     "rounding of cancelling positions left out": _SMALL,
     "float32 sums over thousands of records": "no: rounding far below the noise",
     "clip after the sum": "yes",
+    "factors that float32 holds coarsely": "no: needs features beyond 10^38 and a clipping norm of 10^-6",
     "without leaves what is not finite": "yes: with a canary of NaN",
     "another axis is seen on made up records": _GUARD,
     "the gradient of the inputs dropped": "no: wrong gradients, clipped as they should be",
