@@ -56,10 +56,10 @@ ARGUED: dict[tuple[str, str, str], str] = {
         "The upper end of δ is rounded up by a few units in the last place more: still a bound, and no looser than "
         "the contour sum itself, whose error is larger."
     ),
-    (ENGINE, "if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):", "GtE -> Gt"): (
+    (ENGINE, "if not (least >= -MAX_STEPS and greatest <= MAX_STEPS):", "GtE -> Gt"): (
         "Differs only for a sum of exactly -2^52 steps, which is then clamped to -2^52 steps: the same number."
     ),
-    (ENGINE, "if not bool((least >= -MAX_STEPS) & (greatest <= MAX_STEPS)):", "USub dropped"): (
+    (ENGINE, "if not (least >= -MAX_STEPS and greatest <= MAX_STEPS):", "USub dropped"): (
         "Every sum is then looked at for NaN and clamped to ±2^52 steps, which leaves those within as they are."
     ),
     (CLIPPING, "_MOST_FINDINGS = 32", "32 -> 31"): "How many models are remembered: others are looked at again.",
