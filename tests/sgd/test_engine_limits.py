@@ -144,3 +144,44 @@ def test_noise_is_held_for_a_million_parameters_at_a_time() -> None:
         [("b", slice(0, most))],
     ]
     assert engine.in_pieces(sizes, torch.device("cuda")) == [[("a", slice(0, 5)), ("b", slice(0, last - 5))]]
+
+
+class Pair(Alone):
+    """This process and another, which releases the same."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.added: list[torch.Tensor] = []
+
+    def total(self, release: torch.Tensor) -> torch.Tensor:
+        self.added.append(release.clone())
+        return release * 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_processes_release_is_added_up_in_float64(dtype: torch.dtype) -> None:
+    """All parameters in one sum, multiples of the grid for two, and each process' weights get the whole of it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).to(dtype)
+    plan = engine.plan_dp_sgd(
+        n_declared=100, n_features=3, n_classes=2, model_name="module", n_parameters=26, epsilon=None,
+        noise_multiplier=1.5, delta=1e-5, steps=2, max_grad_norm=0.1, expected_batch_size=7,
+    )  # fmt: skip
+    rows = torch.randn(6, 3, dtype=dtype), torch.tensor([0, 1, 0, 1, 0, 1])
+    clipper, found = Clipper(model, ModelLoss(), rows), {}
+    for team in (Alone(), Pair()):
+        stepper = engine.Stepper(plan, clipper, Still(), torch.device("cpu"), team=team)  # type: ignore[arg-type]
+        found[team.size] = stepper.gradient(rows)
+        assert all(value.dtype == dtype for value in found[team.size].values())
+    (released,) = team.added  # type: ignore[attr-defined]
+    spacing = Grid(0.1, 26, sums=2).spacing
+    assert released.dtype == torch.float64
+    assert released.shape == (26,)
+    assert torch.equal(released, (released / spacing).round() * spacing)
+    assert list(found[2]) == list(found[1]) == list(dict(model.named_parameters()))
+    flat = torch.cat([value.double().reshape(-1) for value in found[2].values()])
+    torch.testing.assert_close(flat, released * 2.0 / 7.0, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0.0)
+    for name, value in found[1].items():
+        assert value.shape == found[2][name].shape
+        torch.testing.assert_close(found[2][name], value * 2.0, rtol=0.0, atol=4 * spacing / 7)
