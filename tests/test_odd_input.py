@@ -241,3 +241,15 @@ def agree(model: torch.nn.Module) -> None:
     wanted, _ = sgd.clipped_gradient(torch.nn.Sequential(model), sgd.ModelLoss(), BATCH, 0.5)
     for name, value in found.items():
         torch.testing.assert_close(value, wanted[f"0.{name}"], rtol=1e-5, atol=1e-6)
+
+
+def test_data_in_a_wrong_place_are_not_shown() -> None:
+    """An error names the type: values of records passed by mistake must not end in a log."""
+    rows = torch.full((60, 5), 4242.0)
+    with pytest.raises(ConfigError, match="Tensor") as loss:
+        sgd.clipped_gradient(torch.nn.Linear(5, 2), rows, BATCH, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="Tensor") as model:
+        sgd.clipped_gradient(rows, losses, BATCH, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Tensor") as data:
+        PrivateTrainer(method="dp_sgd").fit(rows)  # type: ignore[arg-type]
+    assert not any("4242" in str(error.value) for error in (loss, model, data))

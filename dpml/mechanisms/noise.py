@@ -181,9 +181,9 @@ class SecretNoise:
     Normal and uniform draws have streams of their own, one per thread each, and short requests for normal draws one
     more.  Every stream gets its own key from :mod:`secrets` when the object is made, and again in a child process after
     a fork (both sides would otherwise draw the same noise).  Large requests are filled by all threads together (for
-    whole numbers, where there are three or more), others by the asking thread alone, several of them side by side.  No
-    public attribute or method shows a key, and the object can be neither pickled nor copied: a copy would repeat the
-    streams.
+    whole numbers, where there are three or more, or torch's idle threads sleep: :mod:`dpml.spinning`), others by the
+    asking thread alone, several of them side by side.  No public attribute or method shows a key, and the object can be
+    neither pickled nor copied: a copy would repeat the streams.
 
     Args:
         threads: how many fill a large request, a whole number from 1 to 64; by default the processors that this

@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpml.mechanisms.rounded import Numbers
 from dpml.spinning import idle_threads_sleep
 
 Item = TypeVar("Item")
-Numbers = NDArray[np.float64] | NDArray[np.int32]
 Draw = Callable[[np.random.Generator, Any], None]  # the second: a part of the array that is to be filled
 
 PART = 1 << 15  # draws that a thread takes at a time: 256 KiB stay in its cache while they are scaled

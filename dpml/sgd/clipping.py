@@ -109,7 +109,8 @@ def clipped_gradient(
         ConfigError: an argument out of range.
     """
     if not callable(loss_fn):
-        raise errors.invalid("loss_fn", loss_fn, "a function loss_fn(model, batch) -> (B,), one loss per record")
+        shown = None if loss_fn is None else type(loss_fn)  # not its value: it may be data by mistake
+        raise errors.invalid("loss_fn", shown, "a function loss_fn(model, batch) -> (B,), one loss per record")
     if not is_positive(max_grad_norm):
         raise errors.invalid("max_grad_norm", max_grad_norm, "a finite number > 0")
     if micro_batch_size is not None and not is_count(as_integer(micro_batch_size), 1, MOST["micro_batch_size"]):

@@ -122,7 +122,8 @@ def check_model(model: nn.Module) -> None:
         ModelError: naming the layer and what to put in its place.
     """
     if not isinstance(model, nn.Module):
-        shown = f"the class {model.__name__}" if isinstance(model, type) else repr(model)[:80]
+        shown = "None" if model is None else f"a {type(model).__name__}"  # not its value: it may be data by mistake
+        shown = f"the class {model.__name__}" if isinstance(model, type) else shown
         raise ModelError(
             f"model = {shown} is not allowed: it must be a torch.nn.Module"
             + (f". Pass an instance: {model.__name__}(…)." if isinstance(model, type) else " (or the name of a model).")
