@@ -458,7 +458,7 @@ def clip_and_sum(
 
 def of_first(factors: torch.Tensor, records: int | None) -> torch.Tensor:
     """``factors`` with zeros after the first ``records``."""
-    if records is not None and records < len(factors):
+    if records is not None and records < factors.shape[0]:
         factors[records:] = 0.0
     return factors
 

@@ -53,7 +53,10 @@ C by up to 4e-5 of it; records and an order made for the runs and the matrix pro
 them, in proportion to the batch (docs/dp-sgd.md)."""
 
 PIECE = 2**20
-"""Noise for so many parameters is held at a time."""
+"""Noise for so many numbers is held at a time."""
+
+SHARED = 2**14
+"""Parameters of fewer numbers share a row: it takes as many operations as one of them."""
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +194,9 @@ class Stepper:
         self.clip = plan.max_grad_norm
         self.notes = _Diagnostics()
         self._size = clipper.size
-        self._pieces = in_pieces({name: p.numel() for name, p in clipper.parameters.items()}, device)
+        sizes = {name: p.numel() for name, p in clipper.parameters.items()}
+        self._rows = in_rows(sizes)
+        self._pieces = in_pieces([sum(sizes[name] for name in names) for names in self._rows], device)
         self._double = all(p.dtype == torch.float64 for p in clipper.parameters.values())
         self._generator: torch.Generator | None = None
         if device.type == "cuda" and not secure_noise:
@@ -206,31 +211,36 @@ class Stepper:
         sums, norms = self.clipper.sums(batch, bound, plan.micro_batch_size, kind)
         self.notes.record(norms, self.clip)
         std = noise_std(plan, self.clip) * self.team.noise_share
-        rows = {name: self._row(value) for name, value in sums.items()}
+        rows = [self._row([sums.pop(name) for name in names]) for names in self._rows]
         for piece in self._pieces:
             lengths = [part.stop - part.start for _, part in piece]
             drawn = self._drawn(std, grid.spacing, sum(lengths)).split(lengths)
-            for (name, part), steps in zip(piece, drawn, strict=True):
-                released_sum(grid, rows[name][part], steps)
+            for (row, part), steps in zip(piece, drawn, strict=True):
+                released_sum(grid, rows[row][part], steps)
         if plan.clipping == "adaptive":
             count = noisy_count(plan, norms, self.clip, self.noise, self.team.noise_share, self.team.size)
             self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
-        return {
-            name: value.view(p.shape).to(state_dtype(p)).div_(normaliser(plan))
-            for (name, p), value in zip(self.clipper.parameters.items(), self._added(rows), strict=True)
-        }
+        return self._by_name([row.div_(normaliser(plan)) for row in self._together(rows)])
 
-    def _row(self, value: torch.Tensor) -> torch.Tensor:
-        """A new tensor's numbers ``(n,)``: float32 or float64, and this where processes add up what they release."""
-        single = value.dtype == torch.float32 and self.team.size == 1
-        return value.reshape(-1) if single else value.reshape(-1).double()
+    def _row(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """New tensors' numbers in one row ``(n,)``: float32, or float64, and this where processes add up the rows."""
+        row = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
+        return row if row.dtype == torch.float32 and self.team.size == 1 else row.double()
 
-    def _added(self, rows: Tensors) -> Sequence[torch.Tensor]:
-        """What all processes release together, in the parameters' order; alone, what this one does."""
-        parts = [rows[name] for name in self.clipper.parameters]
+    def _together(self, rows: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What all processes release together; alone, what this one does."""
         if self.team.size == 1:
-            return parts
-        return self.team.total(torch.cat(parts)).split([len(part) for part in parts])
+            return rows
+        return self.team.total(torch.cat(list(rows))).split([row.numel() for row in rows])
+
+    def _by_name(self, rows: Sequence[torch.Tensor]) -> Tensors:
+        """The rows' numbers in the parameters' shapes, in the type that the optimizer reckons in."""
+        parameters, found = self.clipper.parameters, {}
+        for names, row in zip(self._rows, rows, strict=True):
+            parts = row.split([parameters[name].numel() for name in names])
+            for name, part in zip(names, parts, strict=True):
+                found[name] = part.view(parameters[name].shape).to(state_dtype(parameters[name]))
+        return found
 
     def _drawn(self, std: float, spacing: float, size: int) -> torch.Tensor:
         if self._generator is None:
@@ -249,19 +259,26 @@ class Stepper:
             self._ahead.close()
 
 
-def in_pieces(sizes: Mapping[str, int], device: torch.device) -> list[list[tuple[str, slice]]]:
-    """Parts of the parameters' numbers that get their noise together, so that little of it is held; all on CUDA."""
-    most = PIECE if device.type == "cpu" else max(1, sum(sizes.values()))
-    pieces: list[list[tuple[str, slice]]] = [[]]
+def in_rows(sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """The parameters by what is rounded and released in one go: large ones alone, small ones together."""
+    rows: list[tuple[str, ...]] = [(name,) for name, size in sizes.items() if size >= SHARED]
+    small = tuple(name for name, size in sizes.items() if size < SHARED)
+    return [*rows, small] if small else rows
+
+
+def in_pieces(sizes: Sequence[int], device: torch.device) -> list[list[tuple[int, slice]]]:
+    """Parts of the rows that get their noise together, so that little of it is held; all of them on CUDA."""
+    most = PIECE if device.type == "cpu" else max(1, sum(sizes))
+    pieces: list[list[tuple[int, slice]]] = [[]]
     room = most
-    for name, size in sizes.items():
+    for row, size in enumerate(sizes):
         start = 0
         while start < size:
             if not room:
                 pieces.append([])
                 room = most
             stop = min(size, start + room)
-            pieces[-1].append((name, slice(start, stop)))
+            pieces[-1].append((row, slice(start, stop)))
             room -= stop - start
             start = stop
     return pieces
@@ -337,12 +354,13 @@ class _Diagnostics:
 
     def record(self, norms: torch.Tensor, max_grad_norm: float) -> None:
         values = norms.detach().cpu().numpy()
-        finite = values if np.isfinite(values.sum()) else values[np.isfinite(values)]
+        total = float(values.sum())
+        finite = values if math.isfinite(total) else values[np.isfinite(values)]
         self.batch_size.append(len(values))
         self.non_finite.append(len(values) - len(finite))
         count = max(len(finite), 1)
         self.clipped_share.append(np.count_nonzero(finite > max_grad_norm) / count)
-        self.mean_norm.append(float(finite.sum()) / count)
+        self.mean_norm.append((total if finite is values else float(finite.sum())) / count)
 
     def to_dict(self) -> dict[str, Any]:
         return {

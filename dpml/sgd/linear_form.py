@@ -49,9 +49,9 @@ def linear_gradients(model: nn.Linear, batch: Any) -> dict[str, PerExample]:
             b = torch.sigmoid(logits) - y.to(logits.dtype)[:, None]
         else:
             b = _probabilities(logits)
-            least, greatest = (int(end) for end in torch.aminmax(y)) if len(y) else (0, 0)
+            least, greatest = (int(end) for end in torch.aminmax(y)) if y.numel() else (0, 0)
             if least >= 0 and greatest < b.shape[1]:
-                b.scatter_add_(1, y[:, None], b.new_full((), -1.0).expand(len(y), 1))
+                b.scatter_add_(1, y[:, None], b.new_full((1, 1), -1.0).expand(y.shape[0], 1))
             else:
                 b = _unknown_classes(b, y)
         logit = Built(b)
@@ -63,7 +63,7 @@ def linear_gradients(model: nn.Linear, batch: Any) -> dict[str, PerExample]:
 
 def _logits(X: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``F.linear``; of two logits with the records as columns, for which the product is two to three times as fast."""
-    if len(weight) != 2:
+    if weight.shape[0] != 2:
         return F.linear(X, weight, bias)
     return (torch.mm(weight, X.T) if bias is None else torch.addmm(bias[:, None], weight, X.T)).T.contiguous()
 

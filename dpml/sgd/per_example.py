@@ -66,7 +66,7 @@ def batch_size(batch: Any) -> int:
         raise DataError(
             f"batch {what}; it must be a tensor, or a tuple, list or dict of tensors with the records along axis 0."
         )
-    sizes = {len(leaf) for leaf in leaves}
+    sizes = {leaf.shape[0] for leaf in leaves}
     if len(sizes) != 1:
         raise DataError(f"the tensors of batch have {sorted(sizes)} records; all must have the same number.")
     return int(sizes.pop())

@@ -83,7 +83,7 @@ def zeroed(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
 
 def flat_rows(values: torch.Tensor) -> torch.Tensor:
     """``(B, …)`` as ``(B, P)``, also where a record has one number."""
-    return values.reshape(len(values), -1) if values.ndim > 1 else values[:, None]
+    return values.reshape(values.shape[0], -1) if values.ndim > 1 else values[:, None]
 
 
 def row_norms(values: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def row_norms(values: torch.Tensor) -> torch.Tensor:
         parts = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, PIECE)), dim=2).double()
         rest = torch.linalg.vector_norm(flat[:, whole:], dim=1).double()
         norms = (parts.square().sum(1) + rest.square()).sqrt()
-    if len(norms):
+    if norms.numel():
         least, greatest = (float(end) for end in torch.aminmax(norms))
         if not (least >= VANISHING and greatest < math.inf):  # also where NaN hides both
             doubtful = (norms < VANISHING) | norms.isinf()

@@ -132,18 +132,49 @@ def test_a_process_draws_its_share_of_the_noise() -> None:
 
 def test_noise_is_held_for_a_million_parameters_at_a_time() -> None:
     most, last = 2**20, 2**21 + 3
-    sizes = {"a": 5, "b": last - 5, "none": 0}
+    sizes = [5, last - 5, 0]
     pieces = engine.in_pieces(sizes, torch.device("cpu"))
     assert pieces == [
-        [("a", slice(0, 5)), ("b", slice(0, most - 5))],
-        [("b", slice(most - 5, 2 * most - 5))],
-        [("b", slice(2 * most - 5, last - 5))],
+        [(0, slice(0, 5)), (1, slice(0, most - 5))],
+        [(1, slice(most - 5, 2 * most - 5))],
+        [(1, slice(2 * most - 5, last - 5))],
     ]
-    assert engine.in_pieces({"a": most, "b": most}, torch.device("cpu")) == [
-        [("a", slice(0, most))],
-        [("b", slice(0, most))],
-    ]
-    assert engine.in_pieces(sizes, torch.device("cuda")) == [[("a", slice(0, 5)), ("b", slice(0, last - 5))]]
+    assert engine.in_pieces([most, most], torch.device("cpu")) == [[(0, slice(0, most))], [(1, slice(0, most))]]
+    assert engine.in_pieces(sizes, torch.device("cuda")) == [[(0, slice(0, 5)), (1, slice(0, last - 5))]]
+
+
+def test_small_parameters_share_a_row() -> None:
+    most = engine.SHARED
+    sizes = {"small": most - 1, "large": most, "none": 0, "larger": 3 * most, "one": 1}
+    assert engine.in_rows(sizes) == [("large",), ("larger",), ("small", "none", "one")]
+    assert engine.in_rows({"large": most}) == [("large",)]
+
+
+@pytest.mark.parametrize("shared", [0, 6, 1000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_every_parameter_gets_its_own_part_of_a_row(
+    monkeypatch: pytest.MonkeyPatch, shared: int, dtype: torch.dtype
+) -> None:
+    """Rows of one parameter, of some and of all: without noise each gets its clipped sum, on the grid, over B."""
+    monkeypatch.setattr(engine, "SHARED", shared)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).to(dtype)
+    plan = engine.plan_dp_sgd(
+        n_declared=100, n_features=3, n_classes=2, model_name="module", n_parameters=26, epsilon=None,
+        noise_multiplier=1.5, delta=1e-5, steps=2, max_grad_norm=0.1, expected_batch_size=7,
+    )  # fmt: skip
+    rows = torch.randn(6, 3).to(dtype), torch.tensor([0, 1, 0, 1, 0, 1])
+    clipper, noise = Clipper(model, ModelLoss(), rows), Still()
+    stepper = engine.Stepper(plan, clipper, noise, torch.device("cpu"))  # type: ignore[arg-type]
+    found = stepper.gradient(rows)
+    grid = Grid(0.1, 26)
+    wanted, _ = clipper(rows, engine.clip_bound(0.1, grid, dtype == torch.float64))
+    assert {name: value.shape for name, value in found.items()} == {name: p.shape for name, p in wanted.items()}
+    for name, value in wanted.items():
+        steps = found[name].double() * 7 / grid.spacing
+        torch.testing.assert_close(steps, (value / grid.spacing).round(), rtol=1e-6, atol=0.0)
+    assert sum(size for _, size in noise.asked) == 26
+    assert {value.dtype for value in found.values()} == {torch.promote_types(dtype, torch.float32)}
 
 
 class Pair(Alone):
