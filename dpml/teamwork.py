@@ -57,13 +57,19 @@ def reading(plan: Plan) -> dict[str, bool]:
 
 
 def check_reading(plan: Plan, data: PrivateData) -> None:
-    """ConfigError, before anything is charged, for data that cannot be read as the method and the stages need it."""
+    """ConfigError, before anything is charged, for data that cannot be read as the method and the stages need it.
+
+    DataError where a sample of fixed size is to be drawn from another number of records than declared: that number is
+    public then.
+    """
     wanted = reading(plan)
     if wanted.get("every_record") and not data.keeps_every_record:
         raise ConfigError(
             "sampling = 'fixed_size' needs data in which every record counts; tables and bundled data leave out those "
             "that cannot be used. Use sampling='poisson', or PrivateData.from_arrays."
         )
+    if wanted.get("every_record") and data.size is not None:
+        plan.parameters.check_records(data.size())
     if plan.stages.get("labels") is not None and data.is_stored(**wanted):
         raise ConfigError(
             "shares.labels counts the labels of records in memory, and dp_sgd reads these as they are drawn. Leave the "

@@ -253,3 +253,34 @@ def test_data_in_a_wrong_place_are_not_shown() -> None:
     with pytest.raises(ConfigError, match="Tensor") as data:
         PrivateTrainer(method="dp_sgd").fit(rows)  # type: ignore[arg-type]
     assert not any("4242" in str(error.value) for error in (loss, model, data))
+
+
+class Items(torch.utils.data.Dataset):
+    """The records one by one; none of them may be read."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("a record was read")
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "file"])
+def test_a_fixed_size_of_another_number_of_records_is_refused_before_the_cap_is_charged(
+    kind: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "X.npy", X)
+    rows: Any = {"arrays": X, "file": str(tmp_path / "X.npy"), "dataset": None}[kind]
+    trainer = trainer_of(tmp_path, sampling="fixed_size", neighboring_relation="replace_one")
+    for declared in (59, 61):
+        if kind == "dataset":
+            data = PrivateData.from_dataset(
+                Items(), feature_shape=5, norm_bound=3.0, classes=[0, 1], n_declared=declared
+            )
+        else:
+            data = PrivateData.from_arrays(rows, Y, norm_bound=3.0, classes=[0, 1], n_declared=declared)
+        with pytest.raises(DataError, match=rf"holds 60 records and n_declared = {declared}"):
+            trainer.fit(data)
+    assert untouched(tmp_path)
+    if kind != "dataset":
+        assert trainer.fit(data_of(rows)).guarantee.epsilon <= 1.0

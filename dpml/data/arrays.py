@@ -87,7 +87,8 @@ def array_data(
         test = usable(X_test, plain_targets(y_test), public) if has_test else None
         return _stored_records(stored, counts, test)
 
-    return PrivateData(public, read, read_stored=read_stored, large=mapping_of(X) is not None)
+    large = mapping_of(X) is not None
+    return PrivateData(public, read, read_stored=read_stored, large=large, size=lambda: int(X.shape[0]))
 
 
 def dataset_data(
@@ -139,7 +140,8 @@ def dataset_data(
         return _stored_records(stored, {}, held_out)
 
     size = 8 * public.n_declared * public.n_features  # by what is declared: how data are read tells nothing then
-    return PrivateData(public, read, read_stored=read_stored, large=size > LARGE_DATASET if lazy is None else lazy)
+    large = size > LARGE_DATASET if lazy is None else lazy
+    return PrivateData(public, read, read_stored=read_stored, large=large, size=lambda: len(dataset))
 
 
 def usable(

@@ -143,6 +143,8 @@ class PrivateData:
     Attributes:
         public: everything that a plan may use.
         encoder: how rows of a table become features, or ``None`` for arrays.
+        size: how many records ``load(every_record=True)`` gives, where that is known without reading them, else None.
+            **Private**, unless neighbours have equally many.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class PrivateData:
         large: bool = False,
         cells: Callable[[CoinSource], Cells] | None = None,
         image_rows: Callable[[CoinSource], ImageRows] | None = None,
+        size: Callable[[], int] | None = None,
     ) -> None:
         self.public = public
         self.encoder = encoder
@@ -163,6 +166,7 @@ class PrivateData:
         self._large = large
         self._cells = cells
         self._image_rows = image_rows
+        self.size = size
 
     def __repr__(self) -> str:
         p = self.public
