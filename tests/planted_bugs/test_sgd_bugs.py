@@ -125,7 +125,9 @@ def test_one_noise_draw_used_again(monkeypatch):
     caught(checks.noise_is_fresh_in_every_step_and_coordinate)
 
 
-def test_parameters_left_out_of_the_pieces(monkeypatch):
+@pytest.mark.parametrize("shared", [0, engine.SHARED])
+def test_parameters_left_out_of_the_pieces(monkeypatch, shared):
+    monkeypatch.setattr(engine, "SHARED", shared)
     checks.noise_has_the_planned_variance()
     whole = engine.in_pieces
     monkeypatch.setattr(engine, "in_pieces", lambda *asked: [piece[:-1] for piece in whole(*asked)])
