@@ -194,9 +194,9 @@ class Stepper:
         self.clip = plan.max_grad_norm
         self.notes = _Diagnostics()
         self._size = clipper.size
-        sizes = {name: p.numel() for name, p in clipper.parameters.items()}
-        self._rows = in_rows(sizes)
-        self._pieces = in_pieces([sum(sizes[name] for name in names) for names in self._rows], device)
+        self._rows = in_rows(clipper.parameters)
+        sizes = [sum(clipper.parameters[name].numel() for name in names) for names in self._rows]
+        self._pieces = in_pieces(sizes, device)
         self._double = all(p.dtype == torch.float64 for p in clipper.parameters.values())
         self._generator: torch.Generator | None = None
         if device.type == "cuda" and not secure_noise:
@@ -220,7 +220,7 @@ class Stepper:
         if plan.clipping == "adaptive":
             count = noisy_count(plan, norms, self.clip, self.noise, self.team.noise_share, self.team.size)
             self.clip = next_clip(plan, self.clip, float(self.team.total(torch.tensor([count], dtype=torch.float64))))
-        return self._by_name([row.div_(normaliser(plan)) for row in self._together(rows)])
+        return self._by_name(self._together(rows))
 
     def _row(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """New tensors' numbers in one row ``(n,)``: float32, or float64, and this where processes add up the rows."""
@@ -234,12 +234,17 @@ class Stepper:
         return self.team.total(torch.cat(list(rows))).split([row.numel() for row in rows])
 
     def _by_name(self, rows: Sequence[torch.Tensor]) -> Tensors:
-        """The rows' numbers in the parameters' shapes, in the type that the optimizer reckons in."""
-        parameters, found = self.clipper.parameters, {}
+        """The rows' numbers over the normaliser, in the parameters' shapes and in the optimizer's type.
+
+        In this type *before* they are divided: a row's own type depends on the records (:meth:`Clipper.sums`), and a
+        quotient that is rounded in the one or the other way would tell which it was.
+        """
+        parameters = self.clipper.parameters
+        found: Tensors = {}
         for names, row in zip(self._rows, rows, strict=True):
-            parts = row.split([parameters[name].numel() for name in names])
-            for name, part in zip(names, parts, strict=True):
-                found[name] = part.view(parameters[name].shape).to(state_dtype(parameters[name]))
+            mean = row.to(state_dtype(parameters[names[0]])).div_(normaliser(self.plan))
+            parts = mean.split([parameters[name].numel() for name in names])
+            found.update((name, part.view(parameters[name].shape)) for name, part in zip(names, parts, strict=True))
         return found
 
     def _drawn(self, std: float, spacing: float, size: int) -> torch.Tensor:
@@ -259,11 +264,14 @@ class Stepper:
             self._ahead.close()
 
 
-def in_rows(sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """The parameters by what is rounded and released in one go: large ones alone, small ones together."""
-    rows: list[tuple[str, ...]] = [(name,) for name, size in sizes.items() if size >= SHARED]
-    small = tuple(name for name, size in sizes.items() if size < SHARED)
-    return [*rows, small] if small else rows
+def in_rows(parameters: Tensors) -> list[tuple[str, ...]]:
+    """The parameters by what is rounded and released in one go: large ones alone, small ones of a type together."""
+    rows: list[tuple[str, ...]] = [(name,) for name, p in parameters.items() if p.numel() >= SHARED]
+    small: dict[torch.dtype, list[str]] = {}
+    for name, p in parameters.items():
+        if p.numel() < SHARED:
+            small.setdefault(state_dtype(p), []).append(name)
+    return rows + [tuple(names) for names in small.values()]
 
 
 def in_pieces(sizes: Sequence[int], device: torch.device) -> list[list[tuple[int, slice]]]:

@@ -1,12 +1,16 @@
 """DP-SGD against plain PyTorch and opacus, measured in one process on two threads: a Markdown table.
 
-    python experiments/benchmarks/dp_sgd.py [--quick] [--json FILE] [--only NAME ...] [--profile] [--cpu-time]
+    python experiments/benchmarks/dp_sgd.py [--quick] [--json FILE] [--only NAME ...] [--peers PYTHON]
+                                            [--profile] [--cpu-time]
 
 Times are medians of many short runs, the competitors taking turns, each run after one step that is not timed.  A step
 of ours is what the engine runs: clipped gradient, noise, optimizer.  Every competitor's step includes clipping and
 noise, on one batch that is at hand, with heavy-ball momentum; plain PyTorch's is forward, mean loss, backward and the
 same update.  Before timing, the clipped sums of one batch (no noise) are compared with those of every opacus mode:
 "agrees" is 1e-4 of the largest entry.
+
+opake and jax-privacy belong into an environment of their own.  ``--peers`` names its Python; they then take their turns
+in a process each (:mod:`dp_sgd_peers`), at a tenth of a millisecond a step for the question and the answer.
 
 Memory: each competitor takes three steps in a fresh process that has first taken a step of eight records with another
 copy of the model (libraries and code are then loaded, free heap handed back) and has prepared its step.  The figure is
@@ -30,7 +34,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import importlib.util
 import json
 import os
 import platform
@@ -41,7 +44,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -54,22 +57,19 @@ sleep_soon()  # as the command line does, for all competitors; before torch is i
 import torch
 import torch.nn.functional as F
 from dp_sgd_competitors import (
-    MOMENTUM,
-    NORM,
     OPACUS,
     OURS,
     OURS_TORCH,
-    PLAIN,
-    RATE,
-    SIGMA,
-    TASKS,
-    Step,
-    Task,
+    Elsewhere,
     agreement,
     attempt,
+    compared,
+    elsewhere_installed,
     make_step,
     runnable,
 )  # fmt: skip
+from dp_sgd_models import MOMENTUM, NORM, PLAIN, RATE, SIGMA, TASKS, Step, Task
+from dp_sgd_peers import LIBRARIES, MICRO, ways
 from dp_sgd_profile import profile
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -80,7 +80,7 @@ from dpml.mechanisms import SecretNoise
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 2
-OTHERS = {"opake": "opake", "jax-privacy": "jax_privacy"}
+OTHERS = tuple(LIBRARIES)
 MEMORY_TARGET, NOISE_TARGET, EPOCH_TARGETS = 0.30, 0.7, (2.0, 8.0)
 CLOCK: dict[str, Callable[[], float]] = {"now": time.perf_counter}
 SLICE_SECONDS = 0.06  # a run repeats the step until about this long
@@ -165,8 +165,17 @@ def quotient(name: str, ours: Times, peer: Times, target: float | None = None, u
     )
 
 
-def steps_of(task: Task, quick: bool, device: str = "cpu", seconds: float = 4.0) -> list[Figure]:
-    """Step times of one model: ours, plain PyTorch, every opacus mode."""
+def steps_of(
+    task: Task, quick: bool, device: str = "cpu", seconds: float = 4.0, peers: Peers | None = None
+) -> list[Figure]:
+    """Step times of one model: ours, plain PyTorch, every opacus mode, and what ``peers`` has."""
+    with ExitStack() as stack:
+        return _steps_of(task, quick, device, seconds, peers, stack)
+
+
+def _steps_of(
+    task: Task, quick: bool, device: str, seconds: float, peers: Peers | None, stack: ExitStack
+) -> list[Figure]:
     size, rounds, budget = (task.quick_size, 3, 0.2) if quick else (task.batch_size, 60, seconds)
     modes = ("hooks", "ghost") if quick else OPACUS
     words = []
@@ -184,6 +193,16 @@ def steps_of(task: Task, quick: bool, device: str = "cpu", seconds: float = 4.0)
             steps[name] = step
     if PLAIN not in steps:
         return found + failures
+    for library in peers.libraries if peers is not None else ():
+        for name in ways(library) if size > MICRO else (library,):
+            peer, error = attempt(lambda name=name: peers.started(name, task, size, stack))  # type: ignore[misc, union-attr]
+            if peer is None:
+                failures.append(Figure(f"{task.title}: {name}", error))
+                continue
+            steps[name] = Step(peer.run)
+            order = [name for name, _ in task.model().named_parameters()]
+            text = compared(task, size, [peer.sums[name] for name in order])
+            found.append(Figure(f"{task.title}: clipped sums against {name} ({peer.version})", text))
     times = race(steps, rounds, budget, device)
     targets = task.targets or (None, None, None)
     for name, target in ((OURS, targets[0]), (OURS_TORCH, targets[1])):
@@ -195,7 +214,35 @@ def steps_of(task: Task, quick: bool, device: str = "cpu", seconds: float = 4.0)
         best = min(theirs, key=lambda name: theirs[name].median)
         title = f"{task.title}: {OURS} ÷ fastest opacus ({best.removeprefix('opacus ')})"
         found.append(quotient(title, times[OURS], theirs[best], targets[2], "× opacus"))
+    for library in OTHERS:
+        theirs = {name: value for name, value in times.items() if name.startswith(library)}
+        found += [quotient(f"{task.title}: {n} ÷ plain", v, times[PLAIN], None, "× plain") for n, v in theirs.items()]
+        if theirs and OURS in times:
+            best = min(theirs, key=lambda name: theirs[name].median)
+            title = f"{task.title}: {OURS} ÷ fastest of {library} ({best})"
+            found.append(quotient(title, times[OURS], theirs[best], None, f"× {library}"))
     return found + failures
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Another Python and which of :data:`OTHERS` it has."""
+
+    python: str
+    libraries: tuple[str, ...]
+
+    def started(self, name: str, task: Task, size: int, stack: ExitStack) -> Elsewhere:
+        """A competitor's process, which ends with ``stack``."""
+        return stack.enter_context(closing(Elsewhere(self.python, name, task, size)))
+
+
+def peers_of(python: str | None) -> Peers | None:
+    """What a Python has of :data:`OTHERS`.
+
+    Raises:
+        OSError, RuntimeError: it cannot be run.
+    """
+    return None if python is None else Peers(python, tuple(elsewhere_installed(python)))
 
 
 def resident(field: str) -> int:
@@ -383,15 +430,10 @@ def discard(draw: Callable[[], object]) -> None:
     draw()
 
 
-def others() -> list[Figure]:
-    """Libraries that belong into an environment of their own."""
-    found = []
-    for name, module in OTHERS.items():
-        there = importlib.util.find_spec(module) is not None
-        found.append(
-            Figure(name, "–", f"{version_of(name)}: there is no measurement of it yet" if there else "not installed")
-        )
-    return found
+def others(peers: Peers | None = None) -> list[Figure]:
+    """The libraries that were not measured, and how they would be."""
+    missing = [name for name in OTHERS if peers is None or name not in peers.libraries]
+    return [Figure(name, "–", "not measured: --peers PYTHON, of an environment that has it") for name in missing]
 
 
 def version_of(name: str) -> str:
@@ -455,12 +497,18 @@ def arguments_of(text: str | None, names: tuple[str, ...]) -> argparse.ArgumentP
 def main() -> int:
     """Print the table; 0 whatever the times."""
     parser = arguments_of(__doc__, (*(task.name for task in TASKS), "epoch", "noise", "memory"))
+    parser.add_argument("--peers", metavar="PYTHON", help="the Python of an environment with " + " and ".join(OTHERS))
     parser.add_argument("--profile", action="store_true", help="where our step's time goes, too")
     parser.add_argument("--cpu-time", action="store_true", help="one thread, CPU seconds: for a busy machine")
     parser.add_argument("--seconds", type=float, default=4.0, help="for the steps of each competitor (default 4)")
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # the peers' own
+    if arguments.peers and arguments.cpu_time:
+        parser.error("--peers: their processes' CPU time is not counted. Leave --cpu-time out.")
+    peers, error = attempt(lambda: peers_of(arguments.peers))
+    if error:
+        parser.error(f"--peers {arguments.peers}: it must be a Python that runs. {error}")
     count = 1 if arguments.quick or arguments.cpu_time else THREADS
     if arguments.cpu_time:
         CLOCK["now"] = time.process_time
@@ -472,13 +520,13 @@ def main() -> int:
         return 0
     quick, chosen = arguments.quick, [task for task in TASKS if task.name in arguments.only]
     parts: list[Callable[[], list[Figure]]] = []
-    parts += [lambda task=task: steps_of(task, quick, "cpu", arguments.seconds) for task in chosen]  # type: ignore[misc]
+    parts += [lambda task=task: steps_of(task, quick, "cpu", arguments.seconds, peers) for task in chosen]  # type: ignore[misc]
     parts += [lambda: epoch(quick)] if "epoch" in arguments.only else []
     parts += [lambda: noise_speed(quick)] if "noise" in arguments.only else []
     measured = [task for task in chosen if "memory" in arguments.only and (not quick or task.name == "logistic")]
     parts += [lambda task=task: memory_of(task, quick) for task in measured]  # type: ignore[misc]
     where = {"clock": "CPU time" if arguments.cpu_time else "wall", **machine()}
-    finish(report([*parts, others]), where, quick, arguments.json)
+    finish(report([*parts, lambda: others(peers)]), where, quick, arguments.json)
     if arguments.profile:
         print("\n".join(profile(task, quick, arguments.cpu_time) for task in chosen))
     return 0

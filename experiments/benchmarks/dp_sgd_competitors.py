@@ -1,18 +1,20 @@
-"""The models of the DP-SGD benchmark and the steps of those who compete on them: plain PyTorch, ours, opacus' modes."""
+"""The steps of those who compete in the DP-SGD benchmark: plain PyTorch, ours, opacus' modes, others in processes."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import tempfile
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from dp_sgd_models import MOMENTUM, NORM, PLAIN, RATE, SIGMA, Step, Task, plain_step
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,139 +24,10 @@ from dpml.sgd import engine
 from dpml.sgd.clipping import Clipper
 from dpml.sgd.optimizers import Optimizer
 
-NORM, SIGMA, RATE, MOMENTUM = 1.0, 1.0, 0.01, 0.9
 OPACUS = ("hooks", "functorch", "ew", "ghost", "ghost without Gram")
-OURS, OURS_TORCH, PLAIN = "ours, secret noise", "ours, torch's RNG", "plain PyTorch"
+OURS, OURS_TORCH = "ours, secret noise", "ours, torch's RNG"
 AGREES = 1e-4
-
-
-class Step:
-    """One step of a competitor; ``wait`` returns when nothing that the step started still runs in the background."""
-
-    def __init__(self, run: Callable[[], None], wait: Callable[[], None] = lambda: None) -> None:
-        self.run, self.wait = run, wait
-
-    def __call__(self) -> None:
-        self.run()
-
-
-@dataclass(frozen=True)
-class Task:
-    """A model with its batch; ``targets``: our step over plain PyTorch's (secret, torch's RNG), over opacus' best."""
-
-    name: str
-    title: str
-    build: Callable[[], nn.Module]
-    row: tuple[int, ...]
-    classes: int
-    batch_size: int
-    quick_size: int
-    targets: tuple[float, float, float] | None
-    vocabulary: int = 0
-
-    def model(self, device: str = "cpu") -> nn.Module:
-        """The same weights at every call."""
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return self.build().to(device)
-
-    def batch(self, size: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows (floats, or tokens where there is a vocabulary) and classes; the same at every call."""
-        generator = torch.Generator().manual_seed(1)
-        shape = (size, *self.row)
-        if self.vocabulary:
-            X = torch.randint(self.vocabulary, shape, generator=generator)
-        else:
-            X = torch.randn(shape, generator=generator)
-        return X.to(device), torch.randint(self.classes, (size,), generator=generator).to(device)
-
-
-class Attention(nn.Module):
-    """Self-attention of several heads made of ``nn.Linear``."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(B, T, d) -> (B, T, d)``."""
-        q, k, v = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    """Attention and a GELU network, each behind a LayerNorm and beside a shortcut."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
-        self.norm2, self.wide, self.narrow = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(B, T, d) -> (B, T, d)``."""
-        x = x + self.attention(self.norm1(x))
-        return x + self.narrow(F.gelu(self.wide(self.norm2(x))))
-
-
-class Encoder(nn.Module):
-    """Tokens ``(B, T)`` to logits: token and position embeddings, two blocks, mean over positions, linear head."""
-
-    def __init__(self, torch_layers: bool = False, vocabulary: int = 2000, length: int = 128, width: int = 64) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        if torch_layers:
-            made = [
-                nn.TransformerEncoderLayer(
-                    width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-                )
-                for _ in range(2)
-            ]
-            self.blocks = nn.Sequential(*made)
-        else:
-            self.blocks = nn.Sequential(Block(width, 4), Block(width, 4))
-        self.head = nn.Linear(width, 2)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits ``(B, 2)``; positions are repeated for every record (opacus needs them so, and contiguous)."""
-        places = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-        return self.head(self.blocks(self.token(tokens) + self.position(places)).mean(1))
-
-
-def mlp() -> nn.Module:
-    """784-512-256-10."""
-    return nn.Sequential(
-        nn.Linear(784, 512), nn.Tanh(), nn.Linear(512, 256), nn.Tanh(), nn.Linear(256, 10)
-    )  # fmt: skip
-
-
-def cnn() -> nn.Module:
-    """The network of Papernot et al. 2020 ("Tempered sigmoid activations") for 28 × 28 images, with tanh."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, 3), nn.Tanh(), nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
-        nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
-    )  # fmt: skip
-
-
-def torch_encoder() -> nn.Module:
-    """:class:`Encoder` with torch's own layers."""
-    return Encoder(torch_layers=True)
-
-
-TASKS = (
-    Task("logistic", "logistic 512→2, batch 4096", lambda: nn.Linear(512, 2), (512,), 2, 4096, 64, (1.5, 1.4, 1 / 3)),
-    Task("mlp", "MLP 784-512-256-10, batch 1024", mlp, (784,), 10, 1024, 16, (1.4, 1.2, 0.65)),
-    Task("cnn", "CNN 28×28, batch 512", cnn, (1, 28, 28), 10, 512, 8, (1.4, 1.3, 0.75)),
-    Task("transformer", "Transformer, 64 × 128 tokens", Encoder, (128,), 2, 64, 4, (1.5, 1.4, 0.85), 2000),
-    Task("transformer-torch", "the same of torch's layers", torch_encoder, (128,), 2, 64, 4, None, 2000),
-)
+PEERS = Path(__file__).resolve().with_name("dp_sgd_peers.py")
 
 
 class TorchNoise:
@@ -189,19 +62,6 @@ def drawn_ahead(noise: NoiseSource) -> None:
     pending = getattr(getattr(noise, "_Prefetch__ahead", None), "pending", None)
     if isinstance(pending, Future):
         pending.result()
-
-
-def plain_step(task: Task, size: int, device: str = "cpu") -> Step:
-    """Forward, mean loss, backward, SGD."""
-    model, (X, y) = task.model(device), task.batch(size, device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(X), y).backward()
-        optimizer.step()
-
-    return Step(step)
 
 
 def our_step(task: Task, size: int, noise: NoiseSource, device: str = "cpu") -> Step:
@@ -258,13 +118,75 @@ def make_step(task: Task, competitor: str, size: int, device: str = "cpu") -> St
     return opacus_parts(task, size, competitor.removeprefix("opacus "), device, SIGMA)[0]
 
 
+class Elsewhere:
+    """A competitor's step in a process of another Python (:mod:`dp_sgd_peers`); to be closed.
+
+    Attributes:
+        version: the library's name and version.
+        sums: its clipped sums of the batch, without noise, by the parameters' names.
+
+    Raises:
+        RuntimeError: it ends before it is ready, with the last line that it wrote.
+    """
+
+    def __init__(self, python: str, competitor: str, task: Task, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        sums, errors = Path(self._folder.name) / "sums.npz", Path(self._folder.name) / "errors.txt"
+        words = [python, str(PEERS), competitor, task.name, str(size), str(torch.get_num_threads()), str(sums)]
+        with errors.open("w", encoding="utf-8") as stderr:
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8"
+            )
+        try:
+            ready, _, self.version = self._answer().partition(" ")
+            if ready != "ready":
+                last = (errors.read_text("utf-8", errors="replace").strip().splitlines() or ["no message"])[-1]
+                raise RuntimeError(last)
+            self.sums = {name: torch.from_numpy(value) for name, value in np.load(sums).items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def run(self) -> None:
+        """One step; returns when it is done."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        if self._answer() != "done":
+            raise RuntimeError("the process has ended")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+def elsewhere_installed(python: str) -> list[str]:
+    """Which of the libraries of :mod:`dp_sgd_peers` another Python has.
+
+    Raises:
+        OSError, RuntimeError: it cannot be run.
+    """
+    done = subprocess.run([python, str(PEERS), "--installed"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return done.stdout.split()
+
+
 def agreement(task: Task, size: int, mode: str, device: str = "cpu") -> str:
     """Our clipped sums against those of an opacus mode, without noise, relative to the largest entry."""
-    model = task.model(device)
-    sums, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), task.batch(size, device), NORM)
     step, private = opacus_parts(task, size, mode, device, 0.0)
     step()
-    theirs = [p.summed_grad.double() for p in private.params]
+    return compared(task, size, [p.summed_grad.double() for p in private.params], device)
+
+
+def compared(task: Task, size: int, theirs: list[torch.Tensor], device: str = "cpu") -> str:
+    """Our clipped sums against others, in the order of the model's parameters."""
+    sums, _ = sgd.clipped_gradient(task.model(device), sgd.ModelLoss(), task.batch(size, device), NORM)
     if [t.shape for t in theirs] != [s.shape for s in sums.values()]:
         return "other parameters"
     off = max(float((t - s).abs().max()) for t, s in zip(theirs, sums.values(), strict=True))

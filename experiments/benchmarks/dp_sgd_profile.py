@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dp_sgd_competitors import OURS, Step, Task, make_step
+from dp_sgd_competitors import OURS, make_step
+from dp_sgd_models import Step, Task
 
 PARTS = {  # function → the part that it and what it calls belong to, unless a name below says otherwise
     "gradients": "forward and backward",

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 import torch
 from dp_sgd import MEMORY_TARGET, Figure, arguments_of, finish, machine, report, steps_of
-from dp_sgd_competitors import OPACUS, OURS, PLAIN, TASKS, Task, attempt, make_step
+from dp_sgd_competitors import OPACUS, OURS, attempt, make_step
+from dp_sgd_models import PLAIN, TASKS, Task
 
 DEVICE = "cuda"
 

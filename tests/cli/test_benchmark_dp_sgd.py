@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -20,7 +21,7 @@ from torch import nn
 from dpml import sgd
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "benchmarks"
-MODULES = ("dp_sgd", "dp_sgd_competitors", "dp_sgd_profile", "gpu")
+MODULES = ("dp_sgd", "dp_sgd_competitors", "dp_sgd_models", "dp_sgd_peers", "dp_sgd_profile", "gpu")
 TARGETS = {  # the accepted figures, by model: over plain PyTorch with secret noise and with torch's, over opacus
     "logistic": ("≤ 1.5 × plain", "≤ 1.4 × plain", "≤ 0.333 × opacus"),
     "MLP": ("≤ 1.4 × plain", "≤ 1.2 × plain", "≤ 0.65 × opacus"),
@@ -51,10 +52,19 @@ def _competitors(modules: dict[str, ModuleType]) -> ModuleType:
     return modules["dp_sgd_competitors"]
 
 
+@pytest.fixture(name="models", scope="module")
+def _models(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["dp_sgd_models"]
+
+
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(FOLDER / script), *arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
+
+
+def logistic(models: ModuleType) -> Any:
+    return next(task for task in models.TASKS if task.name == "logistic")
 
 
 def test_quick_run_prints_every_figure_with_its_target(tmp_path: Path) -> None:
@@ -100,8 +110,8 @@ def test_quick_run_prints_every_figure_with_its_target(tmp_path: Path) -> None:
     assert f"{missed} of {sum(row[5] != '–' for row in rows)} targets missed" in done.stdout
 
 
-def test_models_are_those_of_the_issue_and_their_batches_repeat(competitors: ModuleType) -> None:
-    for task in competitors.TASKS:
+def test_models_are_those_of_the_issue_and_their_batches_repeat(models: ModuleType) -> None:
+    for task in models.TASKS:
         model, (X, y) = task.model(), task.batch(4)
         assert sum(p.numel() for p in model.parameters()) == PARAMETERS[task.name]
         assert model(X).shape == (4, task.classes)
@@ -109,16 +119,18 @@ def test_models_are_those_of_the_issue_and_their_batches_repeat(competitors: Mod
         assert torch.equal(y, task.batch(4)[1])
         again = task.model()
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
-    sizes = {task.name: task.batch_size for task in competitors.TASKS}
+    sizes = {task.name: task.batch_size for task in models.TASKS}
     assert sizes == {"logistic": 4096, "mlp": 1024, "cnn": 512, "transformer": 64, "transformer-torch": 64}
 
 
-def test_our_step_is_the_engines_noise_and_update(competitors: ModuleType, monkeypatch: Any) -> None:
-    task = next(task for task in competitors.TASKS if task.name == "logistic")
+def test_our_step_is_the_engines_noise_and_update(
+    competitors: ModuleType, models: ModuleType, monkeypatch: Any
+) -> None:
+    task = logistic(models)
     model = task.model()
-    monkeypatch.setattr(competitors.Task, "model", lambda *_: model)
+    monkeypatch.setattr(models.Task, "model", lambda *_: model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    sums, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), task.batch(8), competitors.NORM)
+    sums, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), task.batch(8), models.NORM)
 
     class Ones:
         secret = False
@@ -131,14 +143,14 @@ def test_our_step_is_the_engines_noise_and_update(competitors: ModuleType, monke
 
     competitors.our_step(task, 8, Ones())()
     for name, parameter in model.named_parameters():
-        gradient = (sums[name] + competitors.SIGMA * competitors.NORM) / 8
+        gradient = (sums[name] + models.SIGMA * models.NORM) / 8
         moved = (before[name] - parameter.detach()).double()  # the bound is up to 0.2 % below the declared one
-        torch.testing.assert_close(moved, competitors.RATE * gradient, rtol=5e-3, atol=1e-7)
+        torch.testing.assert_close(moved, models.RATE * gradient, rtol=5e-3, atol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore")  # opacus' own
-def test_a_wrong_clipped_sum_is_called_different(competitors: ModuleType, monkeypatch: Any) -> None:
-    task = next(task for task in competitors.TASKS if task.name == "logistic")
+def test_a_wrong_clipped_sum_is_called_different(competitors: ModuleType, models: ModuleType, monkeypatch: Any) -> None:
+    task = logistic(models)
     assert competitors.agreement(task, 8, "hooks").startswith("agrees (")
     right = sgd.clipped_gradient
 
@@ -151,17 +163,111 @@ def test_a_wrong_clipped_sum_is_called_different(competitors: ModuleType, monkey
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_errors_of_a_competitor_are_shown(benchmark: ModuleType, competitors: ModuleType, monkeypatch: Any) -> None:
+def test_errors_of_a_competitor_are_shown(
+    benchmark: ModuleType, competitors: ModuleType, models: ModuleType, monkeypatch: Any
+) -> None:
     def refuse(*_: Any) -> nn.Module:
         raise NotImplementedError("no rule | for\nthis layer")
 
     monkeypatch.setattr(competitors, "opacus_parts", refuse)
-    task = next(task for task in competitors.TASKS if task.name == "logistic")
+    task = logistic(models)
     figures = benchmark.steps_of(task, True)
     shown = "NotImplementedError: no rule ¦ for this layer"
     assert figures[0].ours == f"hooks {shown}; ghost {shown}"
     assert [figure.ours for figure in figures if ": opacus" in figure.name] == [shown, shown]
     assert any(": ours, secret noise ÷ plain" in figure.name for figure in figures)
+
+
+def test_a_competitor_of_another_python_takes_its_steps_there(competitors: ModuleType, models: ModuleType) -> None:
+    peer = competitors.Elsewhere(sys.executable, models.PLAIN, logistic(models), 8)
+    try:
+        assert peer.version.startswith("torch 2.")
+        assert peer.sums == {}  # plain PyTorch clips nothing
+        peer.run()
+        peer.run()
+        peer._process.kill()
+        peer._process.wait()
+        with pytest.raises((RuntimeError, BrokenPipeError)):
+            peer.run()
+    finally:
+        peer.close()
+    assert peer._process.returncode is not None
+
+
+def test_what_ends_before_it_is_ready_is_shown(
+    competitors: ModuleType, models: ModuleType, modules: dict[str, ModuleType]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"^KeyError: 'transformer-torch'$|^ModuleNotFoundError: No module named"):
+        competitors.Elsewhere(sys.executable, "jax-privacy", models.TASKS[-1], 4)
+    assert set(competitors.elsewhere_installed(sys.executable)) == set(modules["dp_sgd_peers"].installed())
+
+
+def test_what_another_python_has_stands_in_the_table(
+    benchmark: ModuleType, models: ModuleType, monkeypatch: Any
+) -> None:
+    task, closed, size = logistic(models), [], 8
+    sums, _ = sgd.clipped_gradient(task.model(), sgd.ModelLoss(), task.batch(size), models.NORM)
+
+    class Fake:
+        version = "opake 1"
+
+        def __init__(self, python: str, name: str, *_: Any) -> None:
+            assert python == "other"
+            if name == "jax-privacy":
+                raise RuntimeError("no such module")
+            self.sums = {key: 1.01 * value for key, value in sums.items()} if "micro" in name else dict(sums)
+
+        def run(self) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(benchmark, "Elsewhere", Fake)
+    monkeypatch.setattr(benchmark, "MICRO", 4)
+    task = dataclasses.replace(task, quick_size=size)
+    monkeypatch.setattr(benchmark, "OPACUS", ())
+    found = {
+        f.name.partition(": ")[2]: f for f in benchmark.steps_of(task, True, peers=benchmark.Peers("other", ("opake",)))
+    }
+    assert found["clipped sums against opake (opake 1)"].ours == "agrees (0e+00)"
+    assert found["clipped sums against opake, micro-batches of 64 (opake 1)"].ours == "differs (1e-02)"
+    assert found["opake ÷ plain"].value is not None
+    assert any(name.startswith("ours, secret noise ÷ fastest of opake (opake") for name in found)
+    assert len(closed) == 2
+    lost = benchmark.steps_of(task, True, peers=benchmark.Peers("other", ("jax-privacy",)))
+    assert [f.ours for f in lost if f.name.endswith(": jax-privacy")] == ["RuntimeError: no such module"]
+    assert [f.name for f in benchmark.others(benchmark.Peers("other", ("opake",)))] == ["jax-privacy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--peers", "/no/such/python"], "--peers /no/such/python: it must be a Python that runs"),
+        (["--peers", sys.executable, "--cpu-time"], "Leave --cpu-time out"),
+    ],
+)
+def test_a_python_that_cannot_be_used_is_refused(words: list[str], shown: str, tmp_path: Path) -> None:
+    done = run("dp_sgd.py", "--quick", "--only", "noise", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert shown in done.stderr
+
+
+@pytest.mark.slow
+def test_opake_and_jax_privacy_agree_with_ours(tmp_path: Path) -> None:
+    """In an environment of their own, as experiments/README.md makes it; needs a package index."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "peers")], check=True)
+    python = str(tmp_path / "peers/bin/python")
+    wanted = str(FOLDER / "requirements-dp-sgd.txt")
+    subprocess.run([python, "-m", "pip", "install", "-q", "-r", wanted], check=True, stdout=subprocess.DEVNULL)
+    only = ("logistic", "mlp", "cnn", "transformer")
+    done = run("dp_sgd.py", "--quick", "--only", *only, "--peers", python, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sums = [line for line in done.stdout.splitlines() if "clipped sums against opake" in line]
+    sums += [line for line in done.stdout.splitlines() if "clipped sums against jax-privacy" in line]
+    assert len(sums) == 8
+    assert all("| agrees (" in line for line in sums), sums
+    assert "not measured" not in done.stdout
 
 
 def test_medians_are_of_interleaved_runs_and_ratios_are_judged(benchmark: ModuleType) -> None:

@@ -18,7 +18,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "experiments/benchmarks"
 NAMES = ("accounting", "noise", "erm", "dp_sgd", "startup", "memory")
-PLAIN_NAMES = (*NAMES, "dp_sgd_competitors", "dp_sgd_profile", "private_erm", "private_erm_table")
+PLAIN_NAMES = (
+    *NAMES,
+    "dp_sgd_competitors",
+    "dp_sgd_models",
+    "dp_sgd_peers",
+    "dp_sgd_profile",
+    "private_erm",
+    "private_erm_table",
+)
 QUANTITY = "epsilon_add_remove"
 
 

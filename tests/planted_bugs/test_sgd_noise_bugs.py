@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -13,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "mechanisms"))
 
 import noise_faults as checks
 
-from dpml.mechanisms import Grid, Prefetch, lattice, noise, streams
-from dpml.sgd import engine
+from dpml.mechanisms import FixedNoise, Grid, Prefetch, lattice, noise, streams
+from dpml.sgd import clipping, engine
+from dpml.sgd.models import ModelLoss
 
 
 def caught(check, *arguments):
@@ -197,3 +199,43 @@ def test_int32_for_any_sum(monkeypatch):
     the_largest_int32_noise_does_not_wrap_around()
     monkeypatch.setattr(engine, "MOST_INT32", 2.0**53)
     caught(the_largest_int32_noise_does_not_wrap_around)
+
+
+def the_type_of_a_sum_leaves_no_bit():
+    """Records that contribute zeros, in one micro-batch, in several or none: the same noise gives the same bits.
+
+    What is rounded to float32 has more than 24 bits here, and the sums are float32 or float64 by the batch.
+    """
+    for noise_multiplier, dtype in itertools.product((2e3, 1e6), (torch.float32, torch.float16)):
+        model = torch.nn.Sequential(torch.nn.Linear(6, 50, bias=False), torch.nn.Linear(50, 3, bias=False)).to(dtype)
+        plan = engine.plan_dp_sgd(
+            n_declared=100, n_features=6, n_classes=3, model_name="module", n_parameters=450, epsilon=None, delta=1e-5,
+            noise_multiplier=noise_multiplier, steps=1, max_grad_norm=1.0, expected_batch_size=3, micro_batch_size=2,
+        )  # fmt: skip
+        released, kinds = [], set()
+        for n in (0, 1, 2, 5):
+            batch = torch.zeros(n, 6, dtype=dtype), torch.zeros(n, dtype=torch.int64)
+            clipper = clipping.Clipper(model, ModelLoss(), batch)
+            stepper = engine.Stepper(plan, clipper, FixedNoise(0), torch.device("cpu"))
+            kinds |= {value.dtype for value in clipper.sums(batch, 1.0, 2)[0].values()}
+            released.append(stepper.gradient(batch))
+        assert len(kinds) == 2 or dtype != torch.float32
+        for name, value in released[0].items():
+            assert all(torch.equal(value, other[name]) for other in released[1:])
+
+
+def divided_in_the_type_of_the_sum(self, rows):
+    parameters, found = self.clipper.parameters, {}
+    for names, row in zip(self._rows, rows, strict=True):
+        parts = row.div_(engine.normaliser(self.plan)).split([parameters[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            found[name] = part.view(parameters[name].shape).to(engine.state_dtype(parameters[name]))
+    return found
+
+
+@pytest.mark.parametrize("shared", [0, engine.SHARED])
+def test_a_quotient_in_the_type_of_the_sum(monkeypatch, shared):
+    monkeypatch.setattr(engine, "SHARED", shared)
+    the_type_of_a_sum_leaves_no_bit()
+    monkeypatch.setattr(engine.Stepper, "_by_name", divided_in_the_type_of_the_sum)
+    caught(the_type_of_a_sum_leaves_no_bit)

@@ -102,6 +102,7 @@ _OF_NAME = {
     "no saturation": "no: needs sums beyond 2^52 steps of the grid",
     "a zero that keeps its sign": _BITS,
     "a step with a zero that keeps its sign": _BITS,
+    "a quotient in the type of the sum": _BITS,
     "int32 for any sum": "no: needs sums beyond 2^30 steps of the grid",
     "a step without saturation": "no: needs sums beyond 2^52 steps of the grid",
     # sampling

@@ -143,11 +143,15 @@ def test_noise_is_held_for_a_million_parameters_at_a_time() -> None:
     assert engine.in_pieces(sizes, torch.device("cuda")) == [[(0, slice(0, 5)), (1, slice(0, last - 5))]]
 
 
-def test_small_parameters_share_a_row() -> None:
+def test_small_parameters_of_a_type_share_a_row() -> None:
     most = engine.SHARED
     sizes = {"small": most - 1, "large": most, "none": 0, "larger": 3 * most, "one": 1}
-    assert engine.in_rows(sizes) == [("large",), ("larger",), ("small", "none", "one")]
-    assert engine.in_rows({"large": most}) == [("large",)]
+    parameters = {name: torch.empty(size) for name, size in sizes.items()}
+    assert engine.in_rows(parameters) == [("large",), ("larger",), ("small", "none", "one")]
+    assert engine.in_rows({"large": torch.empty(most)}) == [("large",)]
+    kinds = {"a": torch.float32, "b": torch.float64, "c": torch.float16, "d": torch.float64, "e": torch.bfloat16}
+    mixed = {name: torch.empty(2, dtype=dtype) for name, dtype in kinds.items()}
+    assert engine.in_rows(mixed) == [("a", "c", "e"), ("b", "d")]
 
 
 @pytest.mark.parametrize("shared", [0, 6, 1000])
