@@ -9,7 +9,7 @@ import numpy as np
 
 from dpml.accounting.dataset_ledger import CAP_FILTERS
 from dpml.erm import PURE_VARIANTS
-from dpml.errors import ConfigError, invalid
+from dpml.errors import ConfigError, invalid, shown
 from dpml.linear_methods import ALL_VARIANTS
 from dpml.ranges import (
     GRADIENTS,
@@ -54,8 +54,8 @@ def check_arguments(trainer: PrivateTrainer) -> None:
         raise invalid("run_dir", trainer.run_dir, "a path, or None for a run in memory")
     if trainer.epsilon is not None and trainer.noise_multiplier is not None:
         raise ConfigError(
-            f"epsilon = {trainer.epsilon!r} and noise_multiplier = {trainer.noise_multiplier!r} exclude each other: "
-            "give the budget and the noise follows, or give the noise and the budget follows."
+            f"epsilon = {shown(trainer.epsilon)} and noise_multiplier = {shown(trainer.noise_multiplier)} exclude each "
+            "other: give the budget and the noise follows, or give the noise and the budget follows."
         )
     if trainer.epsilon is not None and not is_within(trainer.epsilon, *LIMITS["epsilon"]):
         way_out = "For a run without privacy use method='nonprivate'."
@@ -73,7 +73,8 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     if trainer.loss_parameter is not None and not is_positive(trainer.loss_parameter):
         raise invalid("loss_parameter", trainer.loss_parameter, "a finite number > 0, or left out")
     if trainer.steps is not None and trainer.epochs is not None:
-        raise ConfigError(f"steps = {trainer.steps!r} and epochs = {trainer.epochs!r} exclude each other: give one.")
+        both = f"steps = {shown(trainer.steps)} and epochs = {shown(trainer.epochs)}"
+        raise ConfigError(f"{both} exclude each other: give one.")
     for name in ("noise_multiplier", "epochs", "dataset_epsilon", "dataset_delta", "max_grad_norm",
                  "excess_risk"):  # fmt: skip
         value, (low, high) = getattr(trainer, name), LIMITS[name]
@@ -100,8 +101,9 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     )
     _check_shares(trainer)
     check_noise_source(trainer.noise_source)
-    if not isinstance(trainer.secure_noise, bool):
-        raise invalid("secure_noise", trainer.secure_noise, "true or false")
+    for name in ("secure_noise", "enforce_guidance", "compare_nonprivate"):
+        if not isinstance(getattr(trainer, name), bool):
+            raise invalid(name, getattr(trainer, name), "true or false")
     one_of("gradients", trainer.gradients, GRADIENTS)
     if not isinstance(trainer.seed, int) or isinstance(trainer.seed, bool) or not 0 <= trainer.seed < 2**63:
         raise invalid("seed", trainer.seed, "an integer from 0 to 2^63 - 1")
@@ -112,6 +114,8 @@ def check_arguments(trainer: PrivateTrainer) -> None:
     ):
         raise invalid("hidden", trainer.hidden, "one or more integers ≥ 1 (up to 65536)")
     caps = (trainer.dataset_epsilon, trainer.dataset_delta)
+    if not isinstance(trainer.dataset_ledger, str | os.PathLike | None):
+        raise invalid("dataset_ledger", trainer.dataset_ledger, "the name of a file, or left out")
     if trainer.dataset_ledger is not None and None in caps:
         raise ConfigError(
             f"dataset_ledger = {str(trainer.dataset_ledger)!r} needs a cap: set dataset_epsilon and dataset_delta, the "

@@ -56,8 +56,22 @@ class ModelError(DpmlError, ValueError):
     """A model that cannot be trained privately (a layer mixes examples, say)."""
 
 
-def _shown(value: object) -> str:
-    """``repr``, unless that is very long or fails (Python writes out no whole number of 5,000 digits)."""
+MOST_ENTRIES = 12  # of a list or a dict that is written out
+
+
+def shown(value: object) -> str:
+    """``repr`` of what may be an argument; the type of what may be data in its place: an array, a long or nested list.
+
+    Nor what is very long, or has no ``repr`` (Python writes out no whole number of 5,000 digits).
+    """
+    entries: list[object] = [value]
+    if isinstance(value, dict):
+        entries = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        entries = list(value)
+    plain = not any(hasattr(entry, "__array__") and getattr(entry, "ndim", 1) for entry in entries)
+    if len(entries) > MOST_ENTRIES or not plain or any(isinstance(e, list | tuple) and len(e) > 2 for e in entries[1:]):
+        return f"a value of type {type(value).__name__}"
     try:
         text = repr(value)
     except Exception:
@@ -67,5 +81,5 @@ def _shown(value: object) -> str:
 
 def invalid(argument: str, value: object, allowed: str, way_out: str = "") -> ConfigError:
     """A :class:`ConfigError` in the one form that all argument checks use."""
-    text = f"{argument} = {_shown(value)} is not allowed: it must be {allowed}."
+    text = f"{argument} = {shown(value)} is not allowed: it must be {allowed}."
     return ConfigError(f"{text} {way_out}".rstrip())

@@ -59,8 +59,10 @@ class NonPrivatePlan:
 def check_method(trainer: PrivateTrainer) -> None:
     """What is wrong without any data: arguments of another method, a model that the method cannot train, the device."""
     method = method_of(trainer)
-    if isinstance(trainer.model, str) and trainer.model != "mlp" and trainer.hidden != HIDDEN:
-        raise invalid("hidden", trainer.hidden, f"left out with model={trainer.model!r}", "It belongs to 'mlp'.")
+    own = not isinstance(trainer.model, str)
+    if (own or trainer.model != "mlp") and trainer.hidden != HIDDEN:
+        shown = type(trainer.model).__name__ if own else repr(trainer.model)
+        raise invalid("hidden", trainer.hidden, f"left out with model={shown}", "It belongs to 'mlp'.")
     for name in foreign_arguments(trainer, method):
         way_out = "Give epsilon instead." if name == "noise_multiplier" else "It belongs to another method."
         raise invalid(name, getattr(trainer, name), f"left out with method={method!r}", way_out)

@@ -219,7 +219,7 @@ class PrivateTrainer:
         self.variant = variant
         self.loss_parameter = loss_parameter
         self.assumptions = tuple(assumptions) if isinstance(assumptions, list | tuple) else assumptions
-        widths = isinstance(hidden, Sequence) and not isinstance(hidden, str)
+        widths = isinstance(hidden, Sequence) and not isinstance(hidden, str | bytes)
         self.hidden = tuple(map(as_integer, hidden)) if widths else hidden
         self.loss = loss
         self.micro_batch_size = as_integer(micro_batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from dpml import PrivateData, PrivateTrainer, sgd
 from dpml.accounting import DatasetLedger
 from dpml.errors import ConfigError, DataError, LedgerError, ModelError, RunFolderError
+from dpml.mechanisms import FixedNoise
 
 X = np.random.default_rng(0).normal(size=(60, 5))
 Y = (X[:, 0] > 0).astype(int)
@@ -108,6 +110,51 @@ def test_a_ledger_in_a_missing_folder_is_refused_before_a_folder_is_made(tmp_pat
     assert (both / "cap.jsonl").is_file()
 
 
+@pytest.mark.parametrize(
+    ("run", "cap"),
+    [("a", "a/cap"), ("a", "a/private/cap"), ("x/../a/run", "a/cap"), ("a/run", "a/../a/cap"), ("a/b/run", "a/cap")],
+)
+def test_a_ledger_in_a_folder_that_the_run_makes(run: str, cap: str, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    trainer_of(tmp_path, run_dir=tmp_path / run, dataset_ledger=f"{tmp_path}/{cap}").fit(data_of())
+    assert (tmp_path / cap).is_file()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_ledger_that_cannot_be_written_is_refused_before_a_folder_is_made(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the tests: root may write anywhere."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    if exists:
+        DatasetLedger(tmp_path / "cap.jsonl", 5.0, 1e-2).reserve("another", 0.5, 1e-6, None)
+    trainer, before = trainer_of(tmp_path), sorted(tmp_path.iterdir())
+    monkeypatch.setattr(Path if exists else "tempfile.TemporaryFile", *(["open", refused] if exists else [refused]))
+    with pytest.raises(LedgerError, match=r"cannot open the data set ledger .*cap\.jsonl: Permission denied"):
+        trainer.fit(data_of())
+    monkeypatch.undo()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["sparse", "meta", "complex"])
+def test_tensor_datasets_that_numpy_cannot_hold_are_refused(kind: str) -> None:
+    """By their types: every item would be left out, and all of the budget spent on noise."""
+    rows = torch.tensor(X).to(torch.complex64) if kind == "complex" else ODD_TENSORS[kind]
+    dataset = torch.utils.data.TensorDataset(rows, torch.zeros(60, dtype=torch.int64, device=rows.device))
+    with pytest.raises(DataError, match=r"the first tensor of dataset (is a tensor that numpy|does not hold numbers)"):
+        PrivateData.from_dataset(dataset, classes=[0, 1], n_declared=60, norm_bound=3.0)
+
+
+def test_items_of_bfloat16_are_their_numbers() -> None:
+    rows = torch.tensor(X).bfloat16()
+    dataset = torch.utils.data.TensorDataset(rows, torch.tensor(Y))
+    data = PrivateData.from_dataset(dataset, classes=[0, 1], n_declared=60, norm_bound=None)
+    assert np.array_equal(data.load(FixedNoise(0)).X, rows.double().numpy())
+
+
 def test_arguments_out_of_place_and_of_the_wrong_kind() -> None:
     with pytest.raises(ConfigError, match=r"hidden = \(3,\).*logreg.*mlp"):
         PrivateTrainer(model="logreg", hidden=[3])
@@ -180,6 +227,25 @@ def test_no_contribution_is_longer_than_c_at_the_end_of_float32(positions: int, 
         sums, norms = sgd.clipped_gradient(model, loss, rows, bound, engine=engine)
         assert np.isfinite(float(norms[0]))
         assert float(sum(value.square().sum() for value in sums.values())) ** 0.5 <= bound * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("bound", [0.4, 1.0, 400.0])
+@pytest.mark.parametrize("size", [1e31, 2.5e31, 1e34])
+def test_positions_that_cancel_stay_together_at_the_end_of_float32(size: float, bound: float) -> None:
+    """Products c·b on both sides of what float32 holds well: the record's positions are left out together or not."""
+    model = torch.nn.Linear(64, 64, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    rows = torch.zeros(1, 2, 64)
+    rows[:, :, 0] = size
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return (model(batch)[:, :, 0] * torch.tensor([1.02e-30, -0.98e-30])).sum(1)
+
+    for engine in ("auto", "per_example"):
+        sums, norms = sgd.clipped_gradient(model, loss, rows, bound, engine=engine)
+        expected = min(bound, 0.04e-30 * size)
+        assert float(norms[0]) == pytest.approx(0.04e-30 * size, rel=1e-4)
+        assert float(sums["weight"].square().sum()) ** 0.5 == pytest.approx(expected, rel=1e-4)
 
 
 def test_resuming_a_run_that_has_lost_a_file_says_which(tmp_path: Path) -> None:
@@ -284,3 +350,41 @@ def test_a_fixed_size_of_another_number_of_records_is_refused_before_the_cap_is_
     assert untouched(tmp_path)
     if kind != "dataset":
         assert trainer.fit(data_of(rows)).guarantee.epsilon <= 1.0
+
+
+def test_masked_numbers_and_labels_of_items_are_missing() -> None:
+    mask = np.zeros_like(X, dtype=bool)
+    mask[::3, 1] = True
+    items = [
+        (np.ma.masked_array(row, hidden), label if i % 4 else np.ma.masked)
+        for i, (row, hidden, label) in enumerate(zip(X, mask, Y, strict=True))
+    ]
+    usable = [i for i in range(60) if i % 3 and i % 4]
+    data = PrivateData.from_dataset(items, feature_shape=5, classes=[0, 1], n_declared=60, norm_bound=None)
+    assert np.array_equal(data.load(FixedNoise(0)).X, X[usable])
+    labels = [label if i % 4 else np.ma.masked for i, label in enumerate(Y)]
+    listed = data_of(X, labels).load(FixedNoise(0))
+    assert np.array_equal(listed.y, [label for i, label in enumerate(Y) if i % 4])
+
+
+def test_data_in_the_place_of_an_argument_are_not_written_out() -> None:
+    secret = 4242.5
+    rows, table = np.full((20, 3), secret), [[secret, 1.0, 2.0]] * 2
+    wrong = [rows, torch.tensor(rows), table, [secret] * 20, [rows[0]], {"a": rows}, dict.fromkeys(range(20), secret)]
+    for value in wrong:
+        for argument in ("max_grad_norm", "micro_batch_size", "engine", "clipping"):
+            given = {"max_grad_norm": 1.0, argument: value}
+            with pytest.raises(ConfigError, match=f"{argument} = a value of type") as found:
+                sgd.clipped_gradient(torch.nn.Linear(3, 2), losses, BATCH, **given)  # type: ignore[arg-type]
+            assert "4242" not in str(found.value)
+        for argument in inspect.signature(PrivateTrainer).parameters:
+            with pytest.raises((ConfigError, ModelError)) as refused:
+                PrivateTrainer(**{"model": "mlp", "epsilon": 1.0, "steps": 2, argument: value}).plan(data_of())
+            assert "4242" not in str(refused.value)
+
+
+def test_hidden_belongs_to_mlp_only() -> None:
+    with pytest.raises(ConfigError, match=r"hidden = \(8,\) .*model=Linear.*mlp"):
+        PrivateTrainer(model=torch.nn.Linear(5, 2), epsilon=1.0, hidden=(8,)).plan(data_of())
+    with pytest.raises(ConfigError, match="hidden = b"):
+        PrivateTrainer(model="mlp", epsilon=1.0, hidden=b"\x04").plan(data_of())  # type: ignore[arg-type]

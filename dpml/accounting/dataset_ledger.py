@@ -18,6 +18,7 @@ import errno
 import fcntl
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -134,10 +135,18 @@ class DatasetLedger:
         self._admit(self._read(), run, epsilon, delta, event)
 
     def check_folder(self, run_dir: Path | None) -> None:
-        """LedgerError unless the file's folder is there, or will be when a run makes ``run_dir``."""
-        home = self.path.absolute().parent
-        if not home.is_dir() and (run_dir is None or home not in run_dir.absolute().parents):
-            raise self._failure("make", FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+        """LedgerError unless the file can be written, or its folder will be made when a run makes ``run_dir``."""
+        home, run = self.path.parent.resolve(), None if run_dir is None else run_dir.resolve()
+        made = () if run is None else (run, run / "private", *run.parents)
+        try:
+            if self.path.exists():
+                self.path.open("ab").close()  # changes nothing
+            elif home.is_dir():
+                tempfile.TemporaryFile(dir=home).close()
+            elif home not in made:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        except OSError as error:
+            raise self._failure("open", error) from error
 
     def guarantee(self) -> Guarantee:
         """What all runs together satisfy, also when each was chosen after seeing the ones before: the cap."""

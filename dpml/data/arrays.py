@@ -427,6 +427,9 @@ def _check_tensors(dataset: Any, shape: tuple[int, ...], argument: str) -> None:
             f"{argument} holds tensors whose entries have the shapes {shapes}: no item would be a pair of a row of the "
             f"shape {shape} and one target. Give TensorDataset(X, y), and the feature_shape of X."
         )
+    for which, one in zip(("first", "second"), dataset.tensors, strict=True):
+        name = f"the {which} tensor of {argument}"
+        check_number_type(_of_tensor(one[:0] if one.is_contiguous() else one, name).dtype.kind, one.dtype, name)
 
 
 def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = None) -> tuple[np.ndarray, list[Any]]:
@@ -440,7 +443,9 @@ def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = N
     for position, item in enumerate(positions):
         try:
             x, label = dataset[item]
-            values = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+            if isinstance(x, np.ma.MaskedArray):
+                x = np.ma.filled(x.astype(np.float64), np.nan)
+            values = _of_tensor(x, "x") if hasattr(x, "detach") else np.asarray(x)
             if values.shape == shape and values.dtype.kind in "iufb":
                 X[position], y[position] = values, plain_label(label)
         except BaseException as error:  # sys.exit() in a record must not end the run either

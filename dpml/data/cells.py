@@ -139,9 +139,11 @@ def labels_of(values: Iterable[Any]) -> np.ndarray:
 
 
 def plain_label(label: Any) -> Any:
-    """A plain label of an array, tensor or list that holds a single one; anything else as it is."""
+    """A plain label of an array, tensor or list that holds a single one; anything else as it is; masked: None."""
     if isinstance(label, list | tuple) and len(label) == 1:
         label = label[0]
+    if isinstance(label, np.ma.MaskedArray) and np.ma.is_masked(label):
+        return None
     try:
         return label.item()
     except BaseException as error:  # no such method, several values, or whatever a type of the user's own does

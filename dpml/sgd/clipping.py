@@ -116,7 +116,7 @@ def clipped_gradient(
     if micro_batch_size is not None and not is_count(as_integer(micro_batch_size), 1, MOST["micro_batch_size"]):
         allowed = f"None or a whole number from 1 to {MOST['micro_batch_size']:,}"
         raise errors.invalid("micro_batch_size", micro_batch_size, allowed)
-    if clipping not in CLIPPINGS:
+    if not isinstance(clipping, str) or clipping not in CLIPPINGS:
         raise errors.invalid("clipping", clipping, "one of " + ", ".join(CLIPPINGS))
     batch_size(batch)
     clipper = Clipper(model, loss_fn, batch, engine)
@@ -164,7 +164,7 @@ class Clipper:
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str = "auto") -> None:
-        if engine not in ENGINES:
+        if not isinstance(engine, str) or engine not in ENGINES:
             raise errors.invalid("engine", engine, "one of " + ", ".join(ENGINES))
         check_model(model)
         self._model, self._loss_fn = model, loss_fn

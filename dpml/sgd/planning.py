@@ -10,7 +10,7 @@ from typing import Any
 
 from dpml import accounting, errors
 from dpml.accounting import Event, Gaussian, PoissonSampled, SampledWithoutReplacement, SelfComposed
-from dpml.errors import ConfigError, DataError
+from dpml.errors import ConfigError, DataError, shown
 from dpml.ranges import HIGHEST_RATE, LIMITS, MOST, check_sgd_options
 from dpml.sgd.adaptive import raised_noise_multiplier
 from dpml.sgd.batch_limits import batch_size_of
@@ -433,7 +433,7 @@ def _reach(neighboring_relation: str) -> float:
 
 def _steps(steps: int | None, epochs: float | None, sample_rate: float) -> int:
     if steps is not None and epochs is not None:
-        raise ConfigError(f"steps = {steps!r} and epochs = {epochs!r} exclude each other: give one of them.")
+        raise ConfigError(f"steps = {shown(steps)} and epochs = {shown(epochs)} exclude each other: give one of them.")
     if steps is not None:
         count = _whole("steps", steps)
         if count > MOST_STEPS:
@@ -453,8 +453,8 @@ def _steps(steps: int | None, epochs: float | None, sample_rate: float) -> int:
 def _one_budget(epsilon: float | None, noise_multiplier: float | None) -> None:
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigError(
-            f"epsilon = {epsilon!r} and noise_multiplier = {noise_multiplier!r} exclude each other: the noise follows "
-            "from epsilon, or epsilon from the noise."
+            f"epsilon = {shown(epsilon)} and noise_multiplier = {shown(noise_multiplier)} exclude each other: the "
+            "noise follows from epsilon, or epsilon from the noise."
         )
     if epsilon is None and noise_multiplier is None:
         raise ConfigError("epsilon and noise_multiplier are both None: give one of them.")

@@ -42,7 +42,7 @@ BUILDING_COST = 8  # writing and reading a value of a built gradient ÷ one mult
 CANCELLATION = 2**-10  # float32's part of a Gram norm's rounding that is put up with
 UNCOVERED = 2**-12  # rounding of a contribution, as a part of its norm, that the engine's margin for float32 covers
 PIECE = 1024  # entries whose squares are summed in float32
-VANISHING_PRODUCT = 1e-30  # a factor on a that is smaller is 0: float32 would round it coarsely
+VANISHING_PRODUCT = 1e-30  # a factor on a that is smaller would be rounded coarsely by float32
 VANISHING = 1e-12  # a float32 norm below may have lost squares that underflowed
 BLOCKED_BY_KERNEL = 32  # factors this wide on both sides: the matrix product sums in blocks of rows anyway
 MOST_ROWS = 4096  # of one such product
@@ -200,22 +200,30 @@ class Outer:
         return self.norms.square()
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        plain = self.a.shape[1] == 1 or self.a.dtype == torch.float64
-        heavy = None if plain else factors * self.reach > HEAVY * (factors * self.norms).max()
-        if heavy is None or not bool(heavy.any()):
+        if self.a.dtype == torch.float64:
             return products_in_runs(self._times(factors), self.a)
-        # terms that cancel within a record, and would round other records away in a float32 sum: float64, by themselves
-        light = torch.where(heavy, torch.zeros_like(factors), factors)
-        left = self.b[heavy].double() * factors.double()[heavy, None, None]
-        rest = products_in_runs(self._times(light), self.a)
-        return rest + left.flatten(0, 1).T @ self.a[heavy].double().flatten(0, 1)
+        small = self._held_coarsely(factors)
+        if self.a.shape[1] == 1:  # such an a is 10³⁰ C long: it contributes nothing
+            return products_in_runs(self._times(torch.where(small, 0.0, factors)), self.a)
+        apart = small | (factors * self.reach > HEAVY * (factors * self.norms).max())
+        if not bool(apart.any()):
+            return products_in_runs(self._times(factors), self.a)
+        # terms that cancel within a record, and would round other records away in a float32 sum, or cancel no more
+        # where float32 holds some of them coarsely: float64, by themselves
+        rest = products_in_runs(self._times(torch.where(apart, 0.0, factors)), self.a)
+        left = self.b[apart].double() * factors.double()[apart, None, None]
+        return rest + left.flatten(0, 1).T @ self.a[apart].double().flatten(0, 1)
+
+    def _held_coarsely(self, factors: torch.Tensor) -> torch.Tensor:
+        """Which records ``(B,)`` have a c·b_t so small that float32 holds few digits of it: times an a of 10³⁸, say, it
+        could be more than C."""
+        size = factors[:, None] * self.b_norms.view(self.b.shape[:2])
+        if self.a.shape[1] == 1:
+            return size[:, 0] < VANISHING_PRODUCT
+        return ((size < VANISHING_PRODUCT) & (size > 0)).any(1)
 
     def _times(self, factors: torch.Tensor) -> torch.Tensor:
-        """c·b, and 0 where float32 would hold few digits of it, which a huge a (10³⁸, say) turns into more than C."""
-        each = factors[:, None]
-        if self.b.dtype != torch.float64:
-            each = torch.where(each * self.b_norms.view(self.b.shape[:2]) >= VANISHING_PRODUCT, each, 0.0)
-        return self.b * each.to(self.b.dtype)[:, :, None]
+        return self.b * factors.to(self.b.dtype)[:, None, None]
 
     def built(self, records: slice) -> torch.Tensor:
         return torch.bmm(self.b[records].transpose(1, 2), self.a[records])

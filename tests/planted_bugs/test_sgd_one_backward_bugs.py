@@ -470,6 +470,32 @@ def a_huge_input_and_a_tiny_derivative_stay_within_c():
     assert float(sum(value.square().sum() for value in sums.values())) ** 0.5 <= 1.08e-6 * 1.001
 
 
+def positions_that_cancel_stay_together():
+    model = torch.nn.Linear(64, 64, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    rows = torch.zeros(1, 2, 64)
+    rows[:, :, 0] = 1e31
+
+    def loss(model, batch):
+        return (model(batch)[:, :, 0] * torch.tensor([1.02e-30, -0.98e-30])).sum(1)
+
+    sums, _ = clipping.clipped_gradient(model, loss, rows, 0.4)
+    assert float(sums["weight"].norm()) <= 0.4 * 1.001
+
+
+def test_positions_left_out_one_by_one(monkeypatch):
+    positions_that_cancel_stay_together()
+
+    def times(self, factors):
+        each = factors[:, None]
+        each = torch.where(each * self.b_norms.view(self.b.shape[:2]) >= uses.VANISHING_PRODUCT, each, 0.0)
+        return self.b * each.to(self.b.dtype)[:, :, None]
+
+    monkeypatch.setattr(uses.Outer, "_times", times)
+    monkeypatch.setattr(uses.Outer, "_held_coarsely", lambda self, factors: torch.zeros_like(factors, dtype=torch.bool))
+    caught(positions_that_cancel_stay_together)
+
+
 def test_factors_that_float32_holds_coarsely(monkeypatch):
     a_huge_input_and_a_tiny_derivative_stay_within_c()
     monkeypatch.setattr(uses, "VANISHING_PRODUCT", 0.0)

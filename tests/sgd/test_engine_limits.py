@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpml.errors import ModelError
+from dpml.errors import DataError, ModelError
 from dpml.mechanisms import FixedNoise
 from dpml.mechanisms.lattice import Grid
 from dpml.sgd import check_model, engine, fit_dp_sgd
@@ -179,6 +179,21 @@ def test_every_parameter_gets_its_own_part_of_a_row(
         torch.testing.assert_close(steps, (value / grid.spacing).round(), rtol=1e-6, atol=0.0)
     assert sum(size for _, size in noise.asked) == 26
     assert {value.dtype for value in found.values()} == {torch.promote_types(dtype, torch.float32)}
+
+
+def test_a_sample_of_fixed_size_needs_the_declared_number_of_records() -> None:
+    plan = engine.plan_dp_sgd(
+        n_declared=20, n_features=3, n_classes=2, model_name="module", n_parameters=8, epsilon=None, steps=2,
+        noise_multiplier=1.0, delta=1e-5, sampling="fixed_size", neighboring_relation="replace_one",
+        expected_batch_size=4,
+    )  # fmt: skip
+    for n in (19, 21):
+        rows, labels = np.zeros((n, 3), dtype=np.float32), np.zeros(n, dtype=np.int64)
+        with pytest.raises(DataError, match=f"holds {n} records and n_declared = 20"):
+            fit_dp_sgd(
+                plan, torch.nn.Linear(3, 2), rows, labels, noise=FixedNoise(0),
+                reserve=lambda *_: pytest.fail("was charged"),
+            )  # fmt: skip
 
 
 class Pair(Alone):
