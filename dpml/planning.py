@@ -235,6 +235,7 @@ def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarante
         excess_risk=trainer.excess_risk,
         neighboring_relation=trainer.neighboring_relation,
         norm_bound=public.norm_bound or 1.0,
+        method=method if guarantee.delta else "pure",
     )
     if trainer.enforce_guidance and not guide["enough"]:
         raise ConfigError(f"guidance.enforce: the sample is too small, so nothing was trained.\n{guide['text']}")

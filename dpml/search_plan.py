@@ -374,6 +374,7 @@ def make_search_plan(
             excess_risk=0.05,
             neighboring_relation=relation,
             norm_bound=public.norm_bound or 1.0,
+            method="of several candidates",
         ),
         data={
             "name": public.name,

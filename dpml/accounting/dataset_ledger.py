@@ -87,6 +87,24 @@ class DatasetLedger:
         self._given_orders = orders is not None
         self._settings = self._new_filter(orders).settings() if filter != "basic" else None
 
+    @classmethod
+    def of_file(cls, path: Path | str) -> DatasetLedger:
+        """The ledger behind a file: the relation, the filter and its cap are written there, a basic file's cap is not.
+
+        Raises:
+            LedgerError: there is no such file, it holds no run, or its first line does not hold.
+        """
+        try:
+            with Path(path).open("rb") as file:
+                line = strict_json(file.readline())
+            relation, filter = line["event"]["neighboring_relation"], line.get("filter") or {"type": "basic"}
+            cap = (filter["epsilon"], filter["delta"]) if "epsilon" in filter else (MAX_SCALE, math.nextafter(1.0, 0.0))
+            return cls(path, *cap, neighboring_relation=relation, filter=filter["type"])
+        except OSError as error:
+            raise LedgerError(f"cannot read the data set ledger {path}: {error.strerror}.") from error
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError, RecursionError) as error:
+            raise LedgerError(f"{path} is no data set ledger: its first line is not one of a run.") from error
+
     def _new_filter(self, orders: Sequence[float] | None) -> PrivacyFilter:
         share = self.delta * STATEMENT_SHARE
         relation = self.neighboring_relation
@@ -245,6 +263,8 @@ class DatasetLedger:
     def _read(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
+        if not os.access(self.path, os.W_OK):  # whoever may only look
+            return self._checked(self.path.read_bytes())
         with self._locked() as handle:
             return self._lines(handle)
 
@@ -290,11 +310,15 @@ class DatasetLedger:
         raw = b""
         while block := os.read(handle, 1 << 20):
             raw += block
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if len(whole) < len(raw):  # torn by a crash before it was used
-            os.ftruncate(handle, len(whole))
+        whole = raw.rfind(b"\n") + 1
+        if whole < len(raw):  # torn by a crash before it was used
+            os.ftruncate(handle, whole)
+        return self._checked(raw)
+
+    def _checked(self, raw: bytes) -> list[dict[str, Any]]:
+        """The whole lines."""
         lines: list[dict[str, Any]] = []
-        for number, text in enumerate(whole.split(b"\n")[:-1], start=1):
+        for number, text in enumerate(raw.split(b"\n")[:-1], start=1):
             lines.append(self._check(text, number, lines))
         return lines
 

@@ -2,13 +2,12 @@
 
 The rule n > √d·√(ln(1/δ))/(ε α²) is an order of magnitude for the excess population risk α of private empirical risk
 minimisation, with Lipschitz constant and diameter 1 and all constants 1 (Bassily, Smith & Thakurta 2014 give the rate).
-The sharper pair, for a loss with Lipschitz constant L = norm_bound, a solution of norm R and s the noise multiplier of
-the analytic Gaussian mechanism (its sensitivity doubles under replace_one):
+The sharper pair is about logistic loss, Lipschitz with L = norm_bound, and a solution of norm R:
 
-* privacy: noisy gradient descent has excess empirical risk at most α = L R √d s/n, so n_privacy = L R √d s/α;
+* privacy: the bound on the excess empirical risk that :mod:`dpml.accounting.sample_size_methods` derives for the run's
+  method; for noisy gradient descent α = L R √d s/n with s the noise multiplier of the analytic Gaussian mechanism (its
+  sensitivity doubles under replace_one), so n_privacy = L R √d s/α;
 * statistics: n_statistics = L² R²/α².
-
-:mod:`dpml.accounting.sample_size_methods` has the derivation, and the same for output and objective perturbation.
 """
 
 from __future__ import annotations
@@ -18,10 +17,16 @@ from typing import Any
 
 from dpml.accounting.conversions import gaussian_noise_multiplier
 from dpml.accounting.events import ADD_REMOVE, REPLACE_ONE, check_count, check_number, check_relation
+from dpml.accounting.sample_size_methods import METHODS, Setting, statistics_n
 from dpml.errors import ConfigError
 
 RULE = "n > sqrt(d) sqrt(log(1/delta)) / (epsilon alpha^2)"
 SOLUTION_NORMS = (5, 10, 15, 20, 30)
+SHARPER = {
+    "dp_sgd": ("dp_sgd", "noisy gradient descent"), "dp_gd": ("dp_sgd", "noisy gradient descent"),
+    "objective": ("objective", "objective perturbation"), "output": ("output", "output perturbation"),
+}  # fmt: skip
+"""Of a run's method: the one of :data:`METHODS`, and its name.  Others are shown the first, for orientation."""
 BOUND_OVER_MEASURED = 1.4
 """Objective perturbation with R = 15, ε = 0.1 to 2 (experiments/results/sample_size.json): 1.2 to 3.2 on Adult (mean
 1.8), 0.65 to 2.1 on Census-Income (mean 1.0).  Measured above the best weights of all; the bound is against norm R."""
@@ -92,18 +97,22 @@ def guidance(
     excess_risk: float = 0.05,
     neighboring_relation: str = ADD_REMOVE,
     norm_bound: float = 1.0,
+    method: str = "dp_sgd",
 ) -> dict[str, Any]:
     """Sample-size guidance from public values only, JSON-ready.
 
     Args:
         n_declared, n_features: public number of records, number of encoded features.
-        epsilon, delta: the budget; epsilon > 0, 0 < delta < 1.
+        epsilon, delta: the budget; epsilon > 0, 0 < delta < 1.  The δ of a run with pure ε-DP is that of the rule
+            alone, which needs one: give ``method="pure"``.
         excess_risk: α that one would accept.
         norm_bound: bound on a row's norm, the Lipschitz constant of logistic loss.
+        method: of the run: chooses the bound under ``sharper``; ``"pure"`` has none.
 
     Returns:
         A dict with the rule's numbers (``required_n``, ``achievable_excess_risk``, ``enough``, ``factor`` =
-        required ÷ declared), the pair under ``sharper`` and a text for people under ``text``.
+        required ÷ declared), the pair under ``sharper`` (``for``: whose bound it is; ``excess_expected`` is None where
+        nothing was measured) and a text for people under ``text``.
     """
     n_declared = check_count("n_declared", n_declared, 1)
     n_features = check_count("n_features", n_features, 1)
@@ -127,23 +136,25 @@ def guidance(
         ),
         "enough": n_declared > needed,
         "factor": needed / n_declared,
-        "sharper": {
-            "noise_multiplier": noise,
-            "rows": [_row(n_declared, n_features, noise, excess_risk, norm_bound, norm) for norm in SOLUTION_NORMS],
-        },
+        "sharper": {"noise_multiplier": noise, "for": None, "rows": []},
     }
+    if method != "pure":
+        key, name = SHARPER.get(method, SHARPER["dp_sgd"])
+        settings = [Setting(delta, norm_bound, float(norm), neighboring_relation) for norm in SOLUTION_NORMS]
+        out["sharper"]["for"] = name if method in SHARPER else f"{name}, for orientation"
+        out["sharper"]["rows"] = [_row(key, n_declared, n_features, epsilon, excess_risk, s) for s in settings]
     out["text"] = _text(out, neighboring_relation)
     return out
 
 
-def _row(n: int, d: int, noise: float, alpha: float, lipschitz: float, norm: int) -> dict[str, Any]:
-    scale = lipschitz * norm * math.sqrt(d) * noise
+def _row(key: str, n: int, d: int, epsilon: float, alpha: float, setting: Setting) -> dict[str, Any]:
+    bound = METHODS[key].excess_risk(n, d, epsilon, setting)
     return {
-        "solution_norm": norm,
-        "n_privacy": math.ceil(scale / alpha),
-        "n_statistics": math.ceil((lipschitz * norm / alpha) ** 2),
-        "excess_bound": scale / n,
-        "excess_expected": scale / n / BOUND_OVER_MEASURED,
+        "solution_norm": round(setting.solution_norm),
+        "n_privacy": math.ceil(METHODS[key].n(d, epsilon, alpha, setting)),
+        "n_statistics": math.ceil(statistics_n(alpha, setting)),
+        "excess_bound": bound,
+        "excess_expected": None if key == "output" else bound / BOUND_OVER_MEASURED,
     }
 
 
@@ -165,10 +176,17 @@ def _text(facts: dict[str, Any], relation: str) -> str:
             f"  too small by x{factor:.3g}. Ways out: more data (n > {facts['required_n']:,}), larger epsilon "
             f"(> {epsilon * factor:.3g}), fewer features ({features}), or a larger excess_risk"
         )
-    lines.append("  sharper, by norm R of the solution: n for privacy / for statistics; excess bound -> expected")
-    for row in facts["sharper"]["rows"]:
+    sharper = facts["sharper"]
+    if not sharper["rows"]:
+        lines.append("  (pure epsilon-DP has no delta: this one is the rule's; no sharper bound is known here)")
+        return "\n".join(lines)
+    measured = sharper["rows"][0]["excess_expected"] is not None
+    lines.append(f"  sharper, logistic loss by {sharper['for']}; for a solution of norm R:")
+    lines.append("    n for privacy / for statistics; bound on the excess" + (" -> expected" if measured else ""))
+    for row in sharper["rows"]:
+        expected = f" -> {row['excess_expected']:.3g}" if measured else ""
         lines.append(
             f"    R = {row['solution_norm']:>2}: {row['n_privacy']:>9,} / {row['n_statistics']:>9,}; "
-            f"{row['excess_bound']:.3g} -> {row['excess_expected']:.3g}"
+            f"{row['excess_bound']:.3g}{expected}"
         )
     return "\n".join(lines)

@@ -306,6 +306,7 @@ def guidance_of(found: Mapping[str, Any]) -> Mapping[str, Any]:
         "rule": text(found.get("rule")),
         **{name: as_number(found.get(name)) for name in names},
         "sharper": [{key: as_number(mapping(row).get(key)) for key in keys} for row in sharper[:20]],
+        "sharper_for": text(mapping(found.get("sharper")).get("for"), ""),
         "text": found["text"] if isinstance(found.get("text"), str) else "",
     }
 

@@ -24,6 +24,7 @@ from dpml.accounting.calibration import (
     calibrate_sample_rate,
     epsilon_of_group,
 )
+from dpml.accounting.sample_size_methods import METHODS, Setting
 from dpml.errors import AccountingError, ConfigError, UnsupportedEventError
 
 
@@ -378,6 +379,36 @@ def test_guidance_is_the_rule():
     assert found["achievable_excess_risk"] == pytest.approx(0.05 * math.sqrt(needed / 10_000), rel=1e-12)
     assert acc.guidance(**{**FACTS, "n_declared": 27_145})["enough"]
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(
+    ("method", "key", "name"),
+    [
+        ("output", "output", "output perturbation"),
+        ("objective", "objective", "objective perturbation"),
+        ("dp_gd", "dp_sgd", "noisy gradient descent"),
+        ("adassp", "dp_sgd", "noisy gradient descent, for orientation"),
+    ],
+)
+def test_sharper_numbers_are_those_of_the_method(method: str, key: str, name: str, relation: str) -> None:
+    """As ``python -m dpml.sample_size`` has them (its own tests derive them)."""
+    found = acc.guidance(**FACTS, neighboring_relation=relation, method=method, norm_bound=1.5)
+    assert found["sharper"]["for"] == name
+    assert f"logistic loss by {name}; for a solution of norm R" in found["text"]
+    for row in found["sharper"]["rows"]:
+        setting = Setting(FACTS["delta"], 1.5, row["solution_norm"], relation)
+        given = (FACTS["n_features"], FACTS["epsilon"], 0.05, setting)
+        assert row["n_privacy"] == math.ceil(METHODS[key].n(*given))
+        assert row["excess_bound"] == METHODS[key].excess_risk(FACTS["n_declared"], *given[:2], setting)
+        assert (row["excess_expected"] is None) == (method == "output")
+    assert ("-> expected" in found["text"]) == (method != "output")
+
+
+def test_a_pure_run_has_no_sharper_numbers() -> None:
+    found = acc.guidance(**FACTS, method="pure")
+    assert found["sharper"]["rows"] == []
+    assert "pure epsilon-DP has no delta" in found["text"]
 
 
 def test_sharper_pair_doubles_under_replace_one():
