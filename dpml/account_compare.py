@@ -235,6 +235,8 @@ def _judged(row: Row, low: float) -> Row:
     notes = [row.note] if row.note else []
     if row.kind == "approximation":
         notes.insert(0, "approximation, not a guarantee")
+    if row.name == "basic" and row.epsilon is not None:
+        notes.append("adds parts up; releases that one accountant bounds together are one part")
     if row.epsilon is not None and row.epsilon < low:
         notes.append("BELOW the certified low end: this ε does not hold")
     return Row(row.name, row.kind, row.epsilon, row.seconds, "; ".join(notes))

@@ -21,6 +21,7 @@ FULL = "HYDRA_FULL_ERROR"
 """With it Hydra raises what it else prints; a user who sets it wants Hydra's own traceback."""
 INTERNAL = ("full_key:", "reference_type=", "object_type=", "Set the environment variable")
 MERGING = "Error merging override "
+NO_LIST = "is not a ListConfig, list or tuple"
 
 
 def fault_text(error: BaseException) -> str:
@@ -40,6 +41,9 @@ def fault_text(error: BaseException) -> str:
         except ConfigError as clearer:
             return str(clearer)
     key = getattr(error, "full_key", None) or getattr(cause, "full_key", None)
+    if kept[0].startswith(MERGING) and NO_LIST in kept[-1]:
+        name, _, value = kept[0].removeprefix(MERGING).strip("'\"").partition("=")
+        return f"{name} = {value} is not allowed: it must be a list. Write it in brackets: '{name}=[{value}]'."
     if kept[0].startswith(MERGING):
         return f"{kept[0].removeprefix(MERGING)} is not allowed: {' '.join(kept[1:])}."
     text = " ".join(kept)

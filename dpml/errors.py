@@ -83,3 +83,8 @@ def invalid(argument: str, value: object, allowed: str, way_out: str = "") -> Co
     """A :class:`ConfigError` in the one form that all argument checks use."""
     text = f"{argument} = {shown(value)} is not allowed: it must be {allowed}."
     return ConfigError(f"{text} {way_out}".rstrip())
+
+
+def misplaced(argument: str, why: str, way_out: str = "") -> ConfigError:
+    """A :class:`ConfigError` for an argument that does not belong there at all; ``why``: "left out with …"."""
+    return ConfigError(f"{argument} is given, and must be {why}. {way_out}".rstrip())

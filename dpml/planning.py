@@ -12,7 +12,7 @@ from dpml.accounting.sample_size import guidance as sample_size_guidance
 from dpml.arguments import HIDDEN, foreign_arguments
 from dpml.data import PublicInfo
 from dpml.data.public_whitening import whitening_assumptions
-from dpml.errors import ConfigError, invalid
+from dpml.errors import ConfigError, invalid, misplaced
 from dpml.linear_methods import (
     LINEAR_METHODS,
     METHODS_OF,
@@ -216,7 +216,7 @@ def _stages(trainer: PrivateTrainer, public: PublicInfo, method: str, delta: flo
 def _check_scores(trainer: PrivateTrainer, public: PublicInfo) -> None:
     """ModelError, ConfigError: a module with a loss of its own whose output no metric knows."""
     if public.task == "regression":
-        raise invalid("shares.metrics", "given", "left out for the regression of a module with a loss of its own")
+        raise misplaced("shares.metrics", "left out for the regression of a module with a loss of its own")
     from dpml.sgd import check_output
 
     assert not isinstance(trainer.model, str)
@@ -227,6 +227,7 @@ def _check_scores(trainer: PrivateTrainer, public: PublicInfo) -> None:
 def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarantee: Guarantee) -> dict[str, Any]:
     if method == "nonprivate":
         return {"text": "sample-size guidance: not applicable without privacy"}
+    network = not isinstance(trainer.model, str) or trainer.model == "mlp"
     guide = sample_size_guidance(
         n_declared=public.n_declared,
         n_features=public.n_features,
@@ -234,8 +235,8 @@ def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarante
         delta=guarantee.delta or public.usual_delta,  # the rule needs one, pure ε-DP has none
         excess_risk=trainer.excess_risk,
         neighboring_relation=trainer.neighboring_relation,
-        norm_bound=public.norm_bound or 1.0,
-        method=method if guarantee.delta else "pure",
+        norm_bound=public.norm_bound or trainer.max_grad_norm,  # of rows, or of their gradients
+        method="pure" if not guarantee.delta else "network" if network else method,
     )
     if trainer.enforce_guidance and not guide["enough"]:
         raise ConfigError(f"guidance.enforce: the sample is too small, so nothing was trained.\n{guide['text']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         scores.to_csv(arguments.output or sys.stdout, index_label="row")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, say) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         print(f"error: cannot write {arguments.output!r}: {error.strerror or error}", file=sys.stderr)
         return 1

@@ -137,6 +137,11 @@ class PrivateModel:
     settings: Mapping[str, Any] = field(default_factory=dict)
     module: torch.nn.Module | None = field(default=None, compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        numbers = sum(int(np.size(value)) for value in self.weights.values())
+        target = "a number" if self.is_regression else f"classes {self.classes!r}"
+        return f"PrivateModel({self.kind!r}, {numbers:,} weights, {target})"
+
     # -- scoring --------------------------------------------------------------------------------------------------
     @property
     def is_regression(self) -> bool:

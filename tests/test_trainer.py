@@ -77,6 +77,11 @@ def test_saved_model_predicts_as_the_live_one(method: str, tmp_path: Path) -> No
     assert set(loaded.predict(X)) <= {0, 1}
 
 
+def test_a_model_is_shown_without_its_weights() -> None:
+    model = trainer().fit(small()).model
+    assert repr(model) == "PrivateModel('logreg', 4 weights, classes (0, 1))"
+
+
 def test_mlp_and_own_module_are_loaded_too(tmp_path: Path) -> None:
     import torch
 

@@ -27,6 +27,11 @@ SHARPER = {
     "objective": ("objective", "objective perturbation"), "output": ("output", "output perturbation"),
 }  # fmt: skip
 """Of a run's method: the one of :data:`METHODS`, and its name.  Others are shown the first, for orientation."""
+UNKNOWN = {
+    "pure": "pure epsilon-DP has no delta: this one is the rule's; no sharper bound is known here",
+    "network": "the rule is about convex losses of d features, not about networks: an orientation, at the least",
+}
+"""Why there are no sharper numbers."""
 BOUND_OVER_MEASURED = 1.4
 """Objective perturbation with R = 15, ε = 0.1 to 2 (experiments/results/sample_size.json): 1.2 to 3.2 on Adult (mean
 1.8), 0.65 to 2.1 on Census-Income (mean 1.0).  Measured above the best weights of all; the bound is against norm R."""
@@ -107,7 +112,7 @@ def guidance(
             alone, which needs one: give ``method="pure"``.
         excess_risk: α that one would accept.
         norm_bound: bound on a row's norm, the Lipschitz constant of logistic loss.
-        method: of the run: chooses the bound under ``sharper``; ``"pure"`` has none.
+        method: of the run: chooses the bound under ``sharper``; ``"pure"`` and ``"network"`` have none.
 
     Returns:
         A dict with the rule's numbers (``required_n``, ``achievable_excess_risk``, ``enough``, ``factor`` =
@@ -138,12 +143,12 @@ def guidance(
         "factor": needed / n_declared,
         "sharper": {"noise_multiplier": noise, "for": None, "rows": []},
     }
-    if method != "pure":
+    if method not in UNKNOWN:
         key, name = SHARPER.get(method, SHARPER["dp_sgd"])
         settings = [Setting(delta, norm_bound, float(norm), neighboring_relation) for norm in SOLUTION_NORMS]
         out["sharper"]["for"] = name if method in SHARPER else f"{name}, for orientation"
         out["sharper"]["rows"] = [_row(key, n_declared, n_features, epsilon, excess_risk, s) for s in settings]
-    out["text"] = _text(out, neighboring_relation)
+    out["text"] = _text(out, neighboring_relation, UNKNOWN.get(method, ""))
     return out
 
 
@@ -158,7 +163,7 @@ def _row(key: str, n: int, d: int, epsilon: float, alpha: float, setting: Settin
     }
 
 
-def _text(facts: dict[str, Any], relation: str) -> str:
+def _text(facts: dict[str, Any], relation: str, unknown: str) -> str:
     n, d, epsilon, delta = facts["n_declared"], facts["n_features"], facts["epsilon"], facts["delta"]
     lines = [
         f"Sample size (n = {n:,}, d = {d}, epsilon = {epsilon:g}, delta = {delta:g}, {relation})",
@@ -177,8 +182,8 @@ def _text(facts: dict[str, Any], relation: str) -> str:
             f"(> {epsilon * factor:.3g}), fewer features ({features}), or a larger excess_risk"
         )
     sharper = facts["sharper"]
-    if not sharper["rows"]:
-        lines.append("  (pure epsilon-DP has no delta: this one is the rule's; no sharper bound is known here)")
+    if unknown:
+        lines.append(f"  ({unknown})")
         return "\n".join(lines)
     measured = sharper["rows"][0]["excess_expected"] is not None
     lines.append(f"  sharper, logistic loss by {sharper['for']}; for a solution of norm R:")

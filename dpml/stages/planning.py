@@ -21,7 +21,7 @@ from dpml.accounting import Composed, Event
 from dpml.accounting.normal_form import flatten
 from dpml.data import CategoricalColumn, NumericColumn, PublicInfo, Schema
 from dpml.data.columns import DISCOVER, PRIVATE
-from dpml.errors import ConfigError, invalid
+from dpml.errors import ConfigError, invalid, misplaced
 from dpml.ranges import is_number
 from dpml.results import to_jsonable
 from dpml.rounding import upper
@@ -251,8 +251,8 @@ def _bounds(public: PublicInfo, epsilon: float, relation: str) -> dict[str, Boun
 def _categories(public: PublicInfo, epsilon: float, delta: float, relation: str) -> dict[str, CategoryFinder]:
     columns = _open_columns(public)[1]
     if delta == 0:
-        raise invalid(
-            "shares.categories", "given", "left out with delta = 0: categories that nobody declared cannot be found "
+        raise misplaced(
+            "shares.categories", "left out with delta = 0: categories that nobody declared cannot be found "
             "under pure ε-DP", "Use another variant or method, or declare the categories.",
         )  # fmt: skip
     parts = len(columns)
@@ -261,31 +261,31 @@ def _categories(public: PublicInfo, epsilon: float, delta: float, relation: str)
 
 def _labels(public: PublicInfo, epsilon: float, relation: str) -> LabelCounter:
     if public.task == "regression":
-        raise invalid("shares.labels", "given", "left out for a numeric target, which has no classes")
+        raise misplaced("shares.labels", "left out for a numeric target, which has no classes")
     return LabelCounter(len(public.classes), epsilon, relation)
 
 
 def _center(public: PublicInfo, epsilon: float, delta: float, relation: str) -> CenterFinder:
     if public.preprocessing.get("kind") != "image":
-        raise invalid(
-            "shares.center", "given", "left out for rows that are no features of images", "Only those have a center: "
+        raise misplaced(
+            "shares.center", "left out for rows that are no features of images", "Only those have a center: "
             "data.features=scattering, say.",
         )  # fmt: skip
     if delta == 0:
-        raise invalid(
-            "shares.center", "given", "left out with delta = 0: its noise is Gaussian", "Use another variant or method."
+        raise misplaced(
+            "shares.center", "left out with delta = 0: its noise is Gaussian", "Use another variant or method."
         )
     return CenterFinder(public.n_features - 1, public.n_declared, epsilon, delta, relation)
 
 
 def _metrics(public: PublicInfo, model: str, epsilon: float, relation: str) -> MetricsMaker:
     if not public.has_test:
-        raise invalid(
-            "shares.metrics", "given", "left out without a hold-out", "Declare one: test_path, split_column or "
+        raise misplaced(
+            "shares.metrics", "left out without a hold-out", "Declare one: test_path, split_column or "
             "test_fraction (an independent secret coin per record) of a table, X_test and y_test of arrays.",
         )  # fmt: skip
     if public.test_is_public:
-        raise invalid("shares.metrics", "given", "left out: the test set is public, so its metrics cost nothing")
+        raise misplaced("shares.metrics", "left out: the test set is public, so its metrics cost nothing")
     width = 0.0 if public.target_bounds is None else public.target_bounds[1] - public.target_bounds[0]
     return MetricsMaker(len(public.classes), model == "linear_svm", epsilon, relation, width)
 

@@ -405,10 +405,12 @@ def test_sharper_numbers_are_those_of_the_method(method: str, key: str, name: st
     assert ("-> expected" in found["text"]) == (method != "output")
 
 
-def test_a_pure_run_has_no_sharper_numbers() -> None:
-    found = acc.guidance(**FACTS, method="pure")
+@pytest.mark.parametrize(("method", "why"), [("pure", "has no delta"), ("network", "not about networks")])
+def test_runs_without_sharper_numbers_say_why(method: str, why: str) -> None:
+    found = acc.guidance(**FACTS, method=method)
     assert found["sharper"]["rows"] == []
-    assert "pure epsilon-DP has no delta" in found["text"]
+    assert why in found["text"]
+    assert "R =" not in found["text"]
 
 
 def test_sharper_pair_doubles_under_replace_one():

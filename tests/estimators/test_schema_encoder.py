@@ -81,7 +81,7 @@ def test_names_and_set_output() -> None:
     assert list(result.columns) == names
     assert list(encoder.get_feature_names_out()) == names
     assert list(encoder.get_feature_names_out(list(frame.columns))) == names
-    assert list(encoder.feature_names_in_) == ["id", "town", "age", "bought"]
+    assert list(encoder.feature_names_in_) == ["age", "town"]  # those that are read
     pd.testing.assert_index_equal(result.index, frame.index)
     with pytest.raises(ValueError, match="feature_names_in_"):
         encoder.get_feature_names_out(["a", "b", "c", "d"])
@@ -184,3 +184,23 @@ def test_in_a_pipeline_before_a_private_model() -> None:
     assert pipeline.score(frame, frame["bought"]) > 0.8  # 0.92 for the best threshold on age, 0.5 for a constant
     assert list(pipeline[:-1].get_feature_names_out())[-1] == "(constant)"
     assert pipeline[-1].coef_.shape == (1, 4)
+
+
+@pytest.mark.parametrize("library", ["pandas", "arrow"])
+def test_a_new_table_needs_only_the_columns_that_are_read(library: str) -> None:
+    """Neither the target nor what the schema ignores, in any order; a column that is read is missed by name."""
+    frame = table(50)
+    model = make_pipeline(
+        SchemaEncoder(SCHEMA),
+        DPLogisticRegression(epsilon=1.0, classes=["no", "yes"], norm_bound=1.5, n_declared=200, fit_intercept=False),
+    ).fit(frame, frame["bought"])
+    new = frame[["age", "town"]].assign(note="another")
+    given = pa.Table.from_pandas(new).to_pandas() if library == "arrow" else new
+    np.testing.assert_array_equal(model.predict(given), model.predict(frame))
+    assert list(model[0].feature_names_in_) == ["age", "town"]
+    assert model[0].n_features_in_ == 2
+    with pytest.raises(ValueError, match="town"):
+        model.predict(new.drop(columns="town"))
+    assert list(model[0].get_feature_names_out(list(frame.columns))) == list(model[0].get_feature_names_out())
+    with pytest.raises(ValueError, match="input_features is not equal"):
+        model[0].get_feature_names_out(["age"])
