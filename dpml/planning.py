@@ -165,7 +165,10 @@ def make_plan(trainer: PrivateTrainer, public: PublicInfo) -> Plan:
         accountant=trainer.accountant,
         assumptions=_assumptions(trainer, public, method, stages),
     )
-    guide = _guidance(trainer, public, method, guarantee)
+    trained = epsilon
+    if stages and method != "nonprivate":  # what training alone gets of it
+        trained = min(epsilon, epsilon_of(trainer, parameters.event, delta))
+    guide = _guidance(trainer, public, method, trained, delta)
     return Plan(
         method=method,
         model=model_name(trainer),
@@ -224,19 +227,21 @@ def _check_scores(trainer: PrivateTrainer, public: PublicInfo) -> None:
     check_output(trainer.model, shape, len(public.classes), "leave shares.metrics out")
 
 
-def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, guarantee: Guarantee) -> dict[str, Any]:
+def _guidance(trainer: PrivateTrainer, public: PublicInfo, method: str, epsilon: float, delta: float) -> dict[str, Any]:
     if method == "nonprivate":
         return {"text": "sample-size guidance: not applicable without privacy"}
-    network = not isinstance(trainer.model, str) or trainer.model == "mlp"
+    bound = method if trainer.model in ("logreg", "softmax") else "other loss"
+    if not isinstance(trainer.model, str) or trainer.model == "mlp":
+        bound = "network"
     guide = sample_size_guidance(
         n_declared=public.n_declared,
         n_features=public.n_features,
-        epsilon=guarantee.epsilon,
-        delta=guarantee.delta or public.usual_delta,  # the rule needs one, pure ε-DP has none
+        epsilon=epsilon,
+        delta=delta or public.usual_delta,  # the rule needs one, pure ε-DP has none
         excess_risk=trainer.excess_risk,
         neighboring_relation=trainer.neighboring_relation,
         norm_bound=public.norm_bound or trainer.max_grad_norm,  # of rows, or of their gradients
-        method="pure" if not guarantee.delta else "network" if network else method,
+        method=bound if delta else "pure",
     )
     if trainer.enforce_guidance and not guide["enough"]:
         raise ConfigError(f"guidance.enforce: the sample is too small, so nothing was trained.\n{guide['text']}")

@@ -483,6 +483,7 @@ class PrivateTrainer:
         Raises:
             ConfigError: a run that cannot be audited, or settings that do not fit it; nothing was read.
         """
+        check_private(data)
         from dpml.audit.run_settings import settings_of
         from dpml.audit.runs import audit_trainer
 

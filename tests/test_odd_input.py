@@ -301,6 +301,47 @@ def test_a_linear_layer_that_was_changed_by_hand_is_run_as_it_is() -> None:
         agree(torch.nn.Linear(5, 2))
 
 
+@pytest.mark.parametrize("where", ["module", "all modules", "class", "mode"])
+def test_a_linear_layer_under_other_rules_is_run_as_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks on the way back, another ``forward`` of the class, a mode that changes ``F.linear``."""
+    model, run = torch.nn.Linear(5, 2), torch.nn.functional.linear
+
+    class Thrice(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, given: Any = (), words: Any = None) -> Any:
+            found = function(*given, **(words or {}))
+            return 3 * found if function is run else found
+
+    if where == "module":
+        model.register_full_backward_pre_hook(lambda _, gradients: (2 * gradients[0],))
+        agree(model)
+    elif where == "all modules":
+        with torch.nn.modules.module.register_module_full_backward_pre_hook(
+            lambda module, gradients: (2 * gradients[0],) if isinstance(module, torch.nn.Linear) else None
+        ):
+            agree(model)
+    elif where == "class":
+        monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: 3 * run(x, self.weight, self.bias))
+        agree(model)
+    else:
+        with Thrice():
+            agree(model)
+
+
+def test_hooks_on_the_gradient_of_a_parameter_are_refused() -> None:
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = torch.nn.Sequential(torch.nn.Linear(5, 2))
+        hook = getattr(model[0].weight, register)(lambda *_: None)
+        with pytest.raises(ModelError, match=r"'0\.weight' has a hook on its gradient"):
+            sgd.clipped_gradient(model, losses, BATCH, 1.0)
+        hook.remove()
+        sgd.clipped_gradient(model, losses, BATCH, 1.0)
+
+
+def test_an_audit_of_no_data_says_what_it_needs() -> None:
+    with pytest.raises(ConfigError, match="data = NoneType"):
+        PrivateTrainer(epsilon=1.0).audit(None)  # type: ignore[arg-type]
+
+
 def agree(model: torch.nn.Module) -> None:
     """Sums of the layer and of the layer alone in a ``Sequential``."""
     found, _ = sgd.clipped_gradient(model, sgd.ModelLoss(), BATCH, 0.5)

@@ -28,6 +28,7 @@ SHARPER = {
 }  # fmt: skip
 """Of a run's method: the one of :data:`METHODS`, and its name.  Others are shown the first, for orientation."""
 UNKNOWN = {
+    "other loss": "made for losses with a bounded slope, such as logistic loss; no sharper bound is known here",
     "pure": "pure epsilon-DP has no delta: this one is the rule's; no sharper bound is known here",
     "network": "the rule is about convex losses of d features, not about networks: an orientation, at the least",
 }
@@ -112,7 +113,7 @@ def guidance(
             alone, which needs one: give ``method="pure"``.
         excess_risk: α that one would accept.
         norm_bound: bound on a row's norm, the Lipschitz constant of logistic loss.
-        method: of the run: chooses the bound under ``sharper``; ``"pure"`` and ``"network"`` have none.
+        method: of the run: chooses the bound under ``sharper``; those in :data:`UNKNOWN` have none.
 
     Returns:
         A dict with the rule's numbers (``required_n``, ``achievable_excess_risk``, ``enough``, ``factor`` =

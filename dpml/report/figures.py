@@ -47,10 +47,14 @@ DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = ("-", (0, (6, 2)), (0, (
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot: a name and its points, several y values at one x where a setting was repeated."""
+    """One line of a plot: a name and its points, several y values at one x where a setting was repeated.
+
+    ``bars``: (x, low, high) of the points that have an interval of their own.
+    """
 
     name: str
     points: tuple[tuple[float, float], ...]
+    bars: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,10 @@ def epsilon_by_accountant(values: Sequence[tuple[str, float]], delta: float) -> 
 def metric_over_epsilon(
     series: Sequence[Series], baselines: Sequence[tuple[str, float]], *, metric: str, percent: bool
 ) -> Draw:
-    """A metric against ε on a logarithmic axis: every run a point, the mean a line, a band from least to most."""
+    """A metric against ε on a logarithmic axis: every run a point, the mean a line, a band from least to most.
+
+    A bar is the interval of a run whose metric was paid for; those of several methods stand side by side.
+    """
     scale = 100.0 if percent else 1.0
 
     def draw(ax: Axes, palette: Palette) -> None:
@@ -188,6 +195,10 @@ def metric_over_epsilon(
                     linewidths=0,
                 )
             ax.plot(xs, means, label=one.name, **_style(place, palette))
+            aside = 1.015 ** (place - (len(series) - 1) / 2)
+            for x, low_end, high_end in one.bars:
+                middle, half = scale * (low_end + high_end) / 2, scale * (high_end - low_end) / 2
+                ax.errorbar(x * aside, middle, half, fmt="none", ecolor=colour, alpha=0.8, elinewidth=1.3, capsize=4)
         for place, (name, value) in enumerate(baselines):
             ax.axhline(scale * value, color=palette.text, linewidth=1.4, linestyle=DASHES[2 - place % 2], label=name)
         if seen:

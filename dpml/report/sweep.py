@@ -20,6 +20,7 @@ from dpml.results import to_jsonable, write_atomic
 
 COLUMNS = (
     "job", "method", "epsilon", "delta", "accuracy", "r2", "steps", "noise_multiplier", "status", "folder", "overrides",
+    "auc", "mae", "loss", "metric", "low", "high",
 )  # fmt: skip
 METRICS = ("accuracy", "auc", "r2", "mae", "loss")
 """The first of them that a job released is the sweep's."""
@@ -50,6 +51,7 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
     metric = next((name for name in METRICS if any(_metric(job, name) is not None for job in jobs)), None)
     series, baselines, nonprivate_of = _series(jobs, metric)
     rows = sweep_table.table(series, nonprivate_of, metric)
+    paid = any(one.bars for one in series)
     label = name_of(metric or "metric")
     draw = figures.metric_over_epsilon(series, baselines, metric=label, percent=metric in SHARES)
     height = None if series else 1.2
@@ -62,8 +64,9 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
     facts = {
         "jobs": [
             {
-                **_row(job),
+                **_row(job, metric),
                 "value": shown(metric, found) if metric and (found := _metric(job, metric)) is not None else "–",
+                "interval": _interval_words(job, metric),
                 "settings": " ".join(text for text in job.overrides if text not in shared),
                 "without_result": job in failed,
             }
@@ -85,6 +88,7 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
         "picture": figures.picture(
             draw, alt=_alt(series, baselines, metric), caption=_caption(series, metric, _sources(done)), height=height
         ),
+        "paid": paid,
         "means": sweep_table.cells(rows, metric in SHARES),
         "nearest": sweep_table.nearest(rows),
         "unit": "percentage points" if metric in SHARES else "",
@@ -92,7 +96,7 @@ def write_sweep_report(sweep_folder: Path | str) -> dict[str, Any]:
         "prices": [] if problems else prices(parts, {job.number: formats.method(job.method) for job in jobs}),
     }
     page = formats.visible(render("sweep.html.j2", facts))
-    write_atomic(files["summary.csv"], _csv(jobs))
+    write_atomic(files["summary.csv"], _csv(jobs, metric))
     write_atomic(files["sweep.csv"], sweep_table.as_csv(rows, metric))
     write_atomic(files["epsilon_vs_metric.png"], figures.png(draw, height=height))
     write_atomic(files["report.html"], page)
@@ -135,6 +139,17 @@ def _metric(job: JobRecord, name: str) -> float | None:
     return as_number(((job.result or {}).get("metrics") or {}).get(name))
 
 
+def _interval(job: JobRecord, name: str | None) -> tuple[float, float] | None:
+    """Of a metric that was measured with charged noise."""
+    low, high = (None if name is None else _metric(job, f"{name}_{end}") for end in ("low", "high"))
+    return None if low is None or high is None else (low, high)
+
+
+def _interval_words(job: JobRecord, metric: str | None) -> str:
+    found = _interval(job, metric)
+    return f"{_share(found[0], str(metric))} to {_share(found[1], str(metric))}" if found else "–"
+
+
 def _varying(jobs: Sequence[JobRecord]) -> list[str]:
     """Override keys that differ between jobs."""
     keys = sorted({key for job in jobs for key in job.settings})
@@ -151,6 +166,7 @@ def _series(
     axis = ("method", "privacy.epsilon", "privacy.noise_multiplier", *SEEDS)
     extra = [key for key in _varying(jobs) if key not in axis]
     points: dict[str, list[tuple[float, float]]] = {}
+    bars: dict[str, list[tuple[float, float, float]]] = {}
     plain: dict[str, list[float]] = {}
     compared: dict[str, list[float]] = {}
     for job in jobs:
@@ -163,9 +179,15 @@ def _series(
             continue
         label = ", ".join([formats.method(job.method), *(f"{k}={job.settings.get(k, '–')}" for k in extra)])
         points.setdefault(label, []).append((epsilon, value))
+        interval = _interval(job, metric)
+        if interval is not None:
+            bars.setdefault(label, []).append((epsilon, *interval))
         if baseline is not None:
             compared.setdefault(label, []).append(baseline)
-    series = [figures.Series(name, tuple(sorted(found))) for name, found in sorted(points.items())]
+    series = [
+        figures.Series(name, tuple(sorted(found)), tuple(sorted(bars.get(name, ()))))
+        for name, found in sorted(points.items())
+    ]
     several = len(plain) > 1
     lines = [
         (f"no privacy ({name})" if several else "no privacy", math.fsum(found) / len(found))
@@ -202,11 +224,14 @@ def _caption(series: Sequence[figures.Series], metric: str | None, sources: Sequ
     repeated = any(len(ys) > 1 for one in series for ys in figures.group_by_x(one.points).values())
     band = " Small points are single runs, the line is their mean, the band spans the least and the greatest."
     where = f" ({'; '.join(sources)})" if sources else ""
+    if any(one.bars for one in series):
+        where += ", with each run's own interval"
     name = name_of(metric or "")
     return f"{name[:1].upper()}{name[1:]} against ε{where}." + (band if repeated else "")
 
 
-def _row(job: JobRecord) -> dict[str, Any]:
+def _row(job: JobRecord, metric: str | None) -> dict[str, Any]:
+    interval = _interval(job, metric) or (None, None)
     result: Mapping[str, Any] = job.result or {}
     settings = job.settings
     return {
@@ -217,6 +242,10 @@ def _row(job: JobRecord) -> dict[str, Any]:
         "delta": as_number(result.get("delta")),
         "accuracy": _metric(job, "accuracy"),
         "r2": _metric(job, "r2"),
+        **{name: _metric(job, name) for name in ("auc", "mae", "loss")},
+        "metric": metric,
+        "low": interval[0],
+        "high": interval[1],
         "steps": result.get("steps"),
         "noise_multiplier": as_number(result.get("noise_multiplier")),
         "status": job.status,
@@ -226,11 +255,14 @@ def _row(job: JobRecord) -> dict[str, Any]:
     }
 
 
-def _csv(jobs: Sequence[JobRecord]) -> str:
-    """The jobs as CSV with :data:`COLUMNS`; numbers in full, empty where there is none."""
+def _csv(jobs: Sequence[JobRecord], metric: str | None) -> str:
+    """The jobs as CSV with :data:`COLUMNS`; numbers in full, empty where there is none.
+
+    ``low`` and ``high`` are the ends of the interval of ``metric``, where it was measured with charged noise.
+    """
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for job in jobs:
-        writer.writerow({key: "" if value is None else value for key, value in _row(job).items()})
+        writer.writerow({key: "" if value is None else value for key, value in _row(job, metric).items()})
     return out.getvalue()

@@ -122,7 +122,11 @@ def cells(rows: Sequence[Row], share: bool) -> list[dict[str, object]]:
 
 
 def _points(value: float, share: bool) -> str:
-    text = f"{100 * value:.2f}" if share else f"{value:.4f}"
+    """With more digits where fewer would hide on which side of :data:`NEAR` it is."""
+    shown, limit, digits = (100 * value, 100 * NEAR, 2) if share else (value, NEAR, 4)
+    if value > NEAR and round(shown, digits) <= limit:
+        digits += 2
+    text = f"{shown:.{digits}f}"
     return text.replace("-", "−")
 
 

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from dpml import errors
 from dpml.errors import ModelError
 from dpml.ranges import MOST, as_integer, is_count, is_positive
-from dpml.sgd.linear_form import has_linear_form, linear_gradients
+from dpml.sgd.linear_form import HOOKS, has_linear_form, linear_gradients
 from dpml.sgd.made_up import make_recipe
 from dpml.sgd.models import LossFunction, check_model
 from dpml.sgd.one_backward import Batches, Recipe, same_shapes
@@ -301,8 +301,7 @@ def _find(model: nn.Module, loss_fn: LossFunction, batch: Any, engine: str) -> _
         same_shapes(batch),
         tuple((name, p.shape, p.dtype, str(p.device), p.requires_grad) for name, p in model.named_parameters()),
         tuple(_attributes(module) for module in model.modules()),
-        tuple(torch.nn.modules.module._global_forward_hooks.values()),
-        tuple(torch.nn.modules.module._global_forward_pre_hooks.values()),
+        tuple(tuple(getattr(torch.nn.modules.module, f"_global{hooks}").values()) for hooks in HOOKS),
     )
     try:
         if key in known:
@@ -370,7 +369,7 @@ def _is_plain(value: Any) -> bool:
 def _attributes(module: nn.Module) -> tuple[Any, ...]:
     """What may change how a module computes: mode, plain attributes and hooks."""
     values = _plain(module)
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    hooks = [getattr(module, name) for name in HOOKS]
     patched = tuple((name, value) for name, value in vars(module).items() if callable(value))
     buffers = tuple((name, _content(b)) for name, b in module._buffers.items() if b is not None)
     return type(module), values, patched, buffers, tuple(tuple(h.values()) for h in hooks)

@@ -15,6 +15,8 @@ from torch import nn
 from dpml.sgd.models import LossFunction, ModelLoss, per_example_loss
 from dpml.sgd.uses import Built, Outer, PerExample
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FORWARD = nn.Linear.forward  # somebody may put another one in its place
 IGNORED_CLASS = -100  # torch's cross entropy gives such a record the loss 0
 
 
@@ -33,9 +35,12 @@ def has_linear_form(model: nn.Module, loss_fn: LossFunction, batch: Any) -> Type
         and model.weight.dtype in (torch.float32, torch.float64)
         and (model.weight.shape[0] == 1 or batch[1].dtype == torch.int64)
         and all(p.requires_grad for p in model.parameters())
-        and not (model._forward_hooks or model._forward_pre_hooks or getattr(model, "parametrizations", None))
-        and not (torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks)
+        and not any(getattr(model, hooks) for hooks in HOOKS)
+        and not any(getattr(torch.nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
+        and not getattr(model, "parametrizations", None)
         and "forward" not in vars(model)
+        and nn.Linear.forward is _FORWARD
+        and torch._C._len_torch_function_stack() == 0
         and not torch.is_autocast_enabled(model.weight.device.type)
     )
 

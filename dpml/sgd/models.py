@@ -158,6 +158,12 @@ def check_model(model: nn.Module) -> None:
                 "call model.to_empty(device='cpu') and initialise every parameter and buffer."
             )
     for name, parameter in parameters:
+        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            raise ModelError(
+                f"the parameter {name!r} has a hook on its gradient, which dpml never runs: gradients are clipped "
+                "record by record and summed without one. Remove the hook; to keep a part of a weight as it is, mask "
+                "it in the forward pass (torch.nn.utils.parametrize)."
+            )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ModelError(
                 f"the parameter {name!r} has no shape yet (a lazy layer). Run the model once on a dummy batch."

@@ -405,7 +405,9 @@ def test_sharper_numbers_are_those_of_the_method(method: str, key: str, name: st
     assert ("-> expected" in found["text"]) == (method != "output")
 
 
-@pytest.mark.parametrize(("method", "why"), [("pure", "has no delta"), ("network", "not about networks")])
+@pytest.mark.parametrize(
+    ("method", "why"), [("pure", "has no delta"), ("network", "not about networks"), ("other loss", "bounded slope")]
+)
 def test_runs_without_sharper_numbers_say_why(method: str, why: str) -> None:
     found = acc.guidance(**FACTS, method=method)
     assert found["sharper"]["rows"] == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,18 @@ def test_bad_input_gets_a_message(
     source = str(run) if release == "run" else str(tmp_path / release)
     assert predict.main([source, str(tmp_path / table)]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(run: Path, tmp_path: Path) -> None:
+    people(20_000).to_csv(tmp_path / "new.csv", index=False)  # more than a pipe holds
+    words = [sys.executable, "-m", "dpml.predict", str(run), str(tmp_path / "new.csv")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("row,prediction")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 def test_loading_runs_no_code_and_refuses_foreign_files(tmp_path: Path) -> None:

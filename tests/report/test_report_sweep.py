@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from dpml import accounting
 from dpml.accounting import Composed, Gaussian, PoissonSampled, SelfComposed
 from dpml.errors import RunFolderError
-from dpml.report import figures, write_sweep_report
+from dpml.report import figures, sweep_table, write_sweep_report
 from dpml.report.records import read_charges, read_jobs
 
 Make = Callable[..., Path]
@@ -35,8 +36,9 @@ def test_writes_table_plot_and_page(read_page: Read, sweep_folder: Make) -> None
     rows = rows_of(sweep)
     assert list(rows[0]) == [
         "job", "method", "epsilon", "delta", "accuracy", "r2", "steps", "noise_multiplier", "status", "folder",
-        "overrides",
+        "overrides", "auc", "mae", "loss", "metric", "low", "high",
     ]  # fmt: skip
+    assert {(row["metric"], row["low"], row["high"]) for row in rows} == {("accuracy", "", "")}
     assert [row["job"] for row in rows] == [str(i) for i in range(8)]
     assert {row["status"] for row in rows} == {"done"}
     assert [float(row["epsilon"]) for row in rows] == [0.1, 0.5, 1.0, 4.0] * 2
@@ -230,7 +232,12 @@ def test_a_sweep_of_paid_errors_has_a_plot_and_a_table(read_page: Read, sweep_fo
         path.write_text(json.dumps(result))
     assert write_sweep_report(sweep)["metric"] == "mae"
     page = read_page(sweep / "report.html")
-    assert "Mean absolute error against ε (private hold-out, charged noise)." in page.text
+    caption = "Mean absolute error against ε (private hold-out, charged noise), with each run's own interval."
+    assert caption in page.text
+    assert page.text.count("0.1 to 1.3") == 2
+    assert [(row["mae"], row["low"], row["high"]) for row in rows_of(sweep)] == [
+        ("0.725", "0.1", "1.3"), ("0.658", "0.1", "1.3"),
+    ]  # fmt: skip
     assert "output perturbation: 0.725 at ε = 1, 0.658 at ε = 4" in page.images[0]["alt"]
     assert "Smallest ε" not in page.text
     assert page.text.count("0.725") >= 2  # among the means and among the jobs
@@ -254,3 +261,23 @@ def test_the_page_names_a_metric_and_a_relation_once_and_in_words(read_page: Rea
     assert "(neighbouring data sets: add or remove one record)." in page.text
     assert "\u202e" not in (sweep / "report.html").read_text("utf-8")
     assert page.text.count("2e-5") >= 3  # δ in the sentence, in the sum and in the prices, in one form
+
+
+def test_intervals_of_runs_are_bars_of_the_plot() -> None:
+    bars = ((1.0, 0.2, 0.9), (4.0, 0.4, 0.8))
+    ax = Figure().subplots()
+    series = [figures.Series("a", ((1.0, 0.5), (4.0, 0.6)), bars), figures.Series("b", ((1.0, 0.7), (4.0, 0.7)))]
+    figures.metric_over_epsilon(series, [], metric="accuracy", percent=True)(ax, figures.LIGHT)
+    ends = [tuple(np.round(line.get_segments()[0][:, 1], 6)) for line in ax.collections]
+    assert ends == [(20.0, 90.0), (40.0, 80.0)]
+    places = [line.get_segments()[0][0, 0] for line in ax.collections]
+    assert places == pytest.approx([1.0, 4.0], rel=0.02)  # beside the line of the other method
+
+
+def test_a_distance_just_above_the_limit_is_not_shown_as_the_limit() -> None:
+    def below(value: float, share: bool) -> object:
+        row = sweep_table.Row("a", 1.0, (0.8,), 0.8 + value)
+        return sweep_table.cells([row], share)[0]["below"]
+
+    assert (below(0.010006, True), below(0.0102, True), below(0.0099, True)) == ("1.0006", "1.02", "0.99")
+    assert (below(0.0100004, False), below(0.0102, False)) == ("0.010000", "0.0102")
