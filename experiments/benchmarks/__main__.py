@@ -1,6 +1,6 @@
 """Every benchmark in one Markdown table against the peers: accounting, noise, erm, dp_sgd, start-up, memory.
 
-    python -m experiments.benchmarks --all [--quick] [--markdown FILE] [--json FILE]
+    python -m experiments.benchmarks --all [--quick] [--peers PYTHON] [--markdown FILE] [--json FILE]
     python -m experiments.benchmarks --only accounting noise
 
 Run from the root of the repository.  All parts run in one process (what is measured in fresh processes says so), ours
@@ -29,6 +29,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # the scripts import each other by
 RESULTS = HERE.parent / "results"
 NAMES = ("accounting", "noise", "erm", "dp_sgd", "startup", "memory")
 HEAD = "| part | figure | ours | peer | ratio | target | met? |\n|---|---|---|---|---|---|---|"
+ELSEWHERE: dict[str, str | None] = {"python": None}
+"""``--peers``: the Python of an environment with opake and jax-privacy (experiments/README.md)."""
 PEERS = ("opacus", "dp-accounting", "diffprivlib", "scikit-learn", "torch", "numpy", "scipy", "randomgen")
 
 
@@ -83,9 +85,9 @@ def dp_sgd_parts(quick: bool) -> list[Callable[[], list[Any]]]:
     """Of ``dp_sgd.py``; its noise and memory are parts of their own here."""
     import dp_sgd as own
 
-    tasks = own.TASKS[:1] if quick else own.TASKS
-    parts: list[Callable[[], list[Any]]] = [lambda task=task: own.steps_of(task, quick) for task in tasks]  # type: ignore[misc]
-    return [*parts, *([] if quick else [lambda: own.epoch(False)]), own.others]
+    tasks, peers = own.TASKS[:1] if quick else own.TASKS, own.peers_of(ELSEWHERE["python"])
+    parts: list[Callable[[], list[Any]]] = [lambda task=task: own.steps_of(task, quick, peers=peers) for task in tasks]  # type: ignore[misc]
+    return [*parts, *([] if quick else [lambda: own.epoch(False)]), lambda: own.others(peers)]
 
 
 def parts_of(name: str, quick: bool) -> list[Callable[[], list[Any]]]:
@@ -166,9 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     which.add_argument("--all", action="store_true", help="every part")
     which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help="of: " + ", ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="tiny sizes; no file unless one is named")
+    parser.add_argument("--peers", metavar="PYTHON", help="the Python of an environment with opake and jax-privacy")
     parser.add_argument("--markdown", type=Path, help="default experiments/results/benchmarks.md, with --all")
     parser.add_argument("--json", type=Path, help="default experiments/results/benchmarks.json, with --all")
     given = parser.parse_args(argv)
+    ELSEWHERE["python"] = given.peers
     warnings.simplefilter("ignore")  # the peers' own
     threads(given.quick)
     where = machine()
