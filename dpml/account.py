@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpml.account_arguments import EVENT, JUDGE, MECHANISM, SAMPLING, add_options
 from dpml.errors import ConfigError, DpmlError
+from dpml.pipes import reader_may_leave
 from dpml.results import dumps
 
 if TYPE_CHECKING:
@@ -78,14 +78,11 @@ def _write(text: str) -> None:
     """Text on standard output; a reader that stops early (``head``), or none, is no error."""
     if sys.stdout is None:
         return
-    try:
+    with reader_may_leave():
         try:
             print(text)
         except UnicodeEncodeError:
             print(text.encode("ascii", "backslashreplace").decode())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpml.errors import DataError, DpmlError, RunFolderError
+from dpml.pipes import reader_may_leave
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,21 +43,32 @@ def main(argv: list[str] | None = None) -> int:
             raise DataError("this model was trained on arrays, not on a table: use dpml.load(...).predict(array).")
         columns = [name for name, column in model.schema["columns"].items() if column["kind"] != "ignore"]
         table = read_table(Path(arguments.table), columns)
-        scores = _scores(model, table)
+        scores, strange = _scores(model, table), _strange_cells(model, table)
     except DpmlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        scores.to_csv(arguments.output or sys.stdout, index_label="row")
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader (head, say) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with reader_may_leave():
+            scores.to_csv(arguments.output or sys.stdout, index_label="row")
     except OSError as error:
         print(f"error: cannot write {arguments.output!r}: {error.strerror or error}", file=sys.stderr)
         return 1
+    if strange:
+        print(f"note: cells that the schema does not allow, scored as in training: {strange}", file=sys.stderr)
     if arguments.output:
         print(f"{len(scores)} rows scored → {arguments.output}")
     return 0
+
+
+def _strange_cells(model: PrivateModel, table: pd.DataFrame) -> str:
+    """How many cells of each column are clamped, zeros or "other": "age 12, town 3"."""
+    from dpml.data import Schema
+    from dpml.data.check import broken
+    from dpml.data.columns import IgnoredColumn
+
+    columns = [c for c in Schema.from_dict(dict(model.schema or {})).columns if not isinstance(c, IgnoredColumn)]
+    counts = {column.name: int(broken(column, table[column.name])[0].sum()) for column in columns}
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
 def _scores(model: PrivateModel, table: pd.DataFrame) -> pd.DataFrame:

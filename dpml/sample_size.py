@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpml.errors import ConfigError, DpmlError, invalid
+from dpml.pipes import reader_may_leave
 
 DESCRIPTION = """How many records a private model needs.  Give three of n, d, epsilon and excess_risk, and delta;
 the one that is left out is solved for.  The classical rule n > sqrt(d) sqrt(log(1/delta)) / (epsilon excess_risk^2)
@@ -76,14 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DpmlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        from dpml.results import dumps
+    from dpml.results import dumps
 
-        print(dumps(answers.as_json(found)))
-    else:
-        print(answers.as_text(found))
-        if options.plot is not None:
-            print(f"plot: {options.plot}")
+    with reader_may_leave():
+        if options.json:
+            print(dumps(answers.as_json(found)))
+        else:
+            print(answers.as_text(found))
+            if options.plot is not None:
+                print(f"plot: {options.plot}")
     return 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,13 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draft(arguments: argparse.Namespace) -> int:
-    from .data.draft import WARNING, draft, left_out, to_text  # pandas: not for --help
+    from .data.draft import WARNING, drafted, left_out, to_text  # pandas: not for --help
 
-    made = draft(arguments.file, arguments.target)
+    made, lost = drafted(arguments.file, arguments.target)
     text = to_text(made)
     print(f"warning: {WARNING}", file=sys.stderr)
     if ignored := left_out(made):
         print(ignored, file=sys.stderr)
+    if lost:
+        print(lost, file=sys.stderr)
     if arguments.output is None:
         print(text, end="")
         return 0
@@ -73,6 +76,9 @@ def _check(arguments: argparse.Namespace) -> int:
             print(f"{title}: {finding}")
         if len(group) > arguments.limit:
             print(f"... and {len(group) - arguments.limit} more {title}s (--limit shows more)")
+    cells = Counter(finding.column for finding in findings if finding.column and finding.row)
+    if cells:
+        print("by column: " + ", ".join(f"{name} {count:,}" for name, count in cells.most_common()))
     print(f"{len(stopping)} problems, {len(notes)} notes. This output is private: it tells about records.")
     return 1 if stopping else 0
 

@@ -13,6 +13,7 @@ from string import Template
 from typing import Any
 
 from dpml.errors import ConfigError
+from dpml.pipes import reader_may_leave
 
 FLAGS = ("-h", "--help", "-help")
 
@@ -44,7 +45,8 @@ def show_help(arguments: Sequence[str]) -> None:
         sys.exit(1)
     template = str(composed.hydra.help.template)
     job = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    print(Template(template).safe_substitute(CONFIG=OmegaConf.to_yaml(job)))
+    with reader_may_leave():
+        print(Template(template).safe_substitute(CONFIG=OmegaConf.to_yaml(job)))
     sys.exit(0)
 
 

@@ -6,12 +6,12 @@ Of a data set ledger (a file): does it hold, what has been spent, and what is le
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpml.pipes import reader_may_leave
 from dpml.results import dumps
 from dpml.rounding import upper
 
@@ -63,16 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from dpml.accounting import verify  # NumPy and SciPy: not for --help
 
     found = verify(options.run_folder, allow_test_noise=options.allow_test_noise)
-    _write(dumps(found) if options.json else "\n".join(_lines(found)))
+    with reader_may_leave():
+        print(dumps(found) if options.json else "\n".join(_lines(found)))
     return 0 if found.ok else 1
-
-
-def _write(text: str) -> None:
-    try:
-        print(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader (head, say) has seen enough; the exit status still tells
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dataset(path: Path, as_json: bool) -> int:
@@ -85,7 +78,8 @@ def _dataset(path: Path, as_json: bool) -> int:
         runs, total, together = ledger.runs(), ledger.total(), ledger.composed()
         left = None if ledger.filter == "basic" else ledger.remaining()
     except (LedgerError, ConfigError) as error:
-        _write(dumps({"ok": False, "problem": str(error)}) if as_json else f"PROBLEM: {error}")
+        with reader_may_leave():
+            print(dumps({"ok": False, "problem": str(error)}) if as_json else f"PROBLEM: {error}")
         return 1
     cap = None if left is None else {"epsilon": ledger.epsilon, "delta": ledger.delta}
     facts = {
@@ -98,7 +92,8 @@ def _dataset(path: Path, as_json: bool) -> int:
         "cap": cap,
         "remaining": left,
     }
-    _write(dumps(facts) if as_json else "\n".join(_dataset_lines(facts)))
+    with reader_may_leave():
+        print(dumps(facts) if as_json else "\n".join(_dataset_lines(facts)))
     return 0
 
 

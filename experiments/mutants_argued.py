@@ -19,6 +19,9 @@ _UNSURE = "unsure = 4e-15 * infinite / finite  # of ln δ, by rounding: more tha
 _LOW = "return (0.0 if only_upper(event) or is_bound_only(atoms) or unsure > contour.LOWER_MARGIN else low), high"
 _HIGH = "return (0.0 if unknown else infinite * _DOWN + low), min(1.0, (infinite + high) * (1 + 1e-15))"
 _TOTAL = "total = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]"
+_SHARED = "SHARED = 2**14"
+_ROWS = "How large a parameter may be that shares a row: each number is rounded and gets its noise by itself."
+_ROW = "row = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])"
 _LEAST = "least = 1 if self.fault is not None else min(step, LEAST_RECORDS)"
 
 ARGUED: dict[tuple[str, str, str], str] = {
@@ -55,6 +58,13 @@ ARGUED: dict[tuple[str, str, str], str] = {
     (EXACT, _HIGH, "1e-15 -> 2e-15"): (
         "The upper end of δ is rounded up by a few units in the last place more: still a bound, and no looser than "
         "the contour sum itself, whose error is larger."
+    ),
+    (ENGINE, _SHARED, "14 -> 15"): _ROWS,
+    (ENGINE, _SHARED, "14 -> 13"): _ROWS,
+    (ENGINE, _ROW, "1 -> 0"): "A single value is then copied by cat: the same numbers.",
+    (ENGINE, _ROW, "0 -> -1"): "The last of one value is the first.",
+    (ENGINE, 'most = PIECE if device.type == "cpu" else max(1, sum(sizes))', "1 -> 2"): (
+        "Only for a model of one number on CUDA: a piece has room for two."
     ),
     (ENGINE, "if not (least >= -MAX_STEPS and greatest <= MAX_STEPS):", "GtE -> Gt"): (
         "Differs only for a sum of exactly -2^52 steps, which is then clamped to -2^52 steps: the same number."

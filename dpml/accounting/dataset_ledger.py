@@ -229,7 +229,8 @@ class DatasetLedger:
             raise BudgetExceededError(
                 f"run {run!r} needs epsilon = {upper(epsilon, 6)}, delta = {upper(delta, 6)}, but {self.path} has "
                 f"spent {upper(spent_epsilon, 6)} of {self.epsilon:g} and {upper(spent_delta, 6)} of {self.delta:g}. "
-                "Nothing was used. Lower the run's budget, or raise the cap knowingly."
+                "Nothing was used. Lower the run's budget, or raise the cap knowingly. (In a ledger that begins with "
+                "filter='renyi' more runs fit under the same cap.)"
             )
 
     def total(self) -> tuple[float, float]:

@@ -33,6 +33,7 @@ from dpml.accounting.tradeoffs import tradeoff
 from dpml.audit import guessing
 from dpml.audit.result import AuditResult
 from dpml.errors import ConfigError, DpmlError, invalid
+from dpml.pipes import reader_may_leave
 from dpml.results import dumps, write_atomic
 from dpml.rounding import upper
 
@@ -119,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DpmlError, OSError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 2
-    print(dumps(found.to_dict()) if options.json else found.text(folder))
+    with reader_may_leave():
+        print(dumps(found.to_dict()) if options.json else found.text(folder))
     return 1 if found.result.exceeds(found.epsilon_upper) else 0
 
 

@@ -19,7 +19,7 @@ from .schema import Schema
 from .table import check_header, existing, read_raw
 
 _FATE = {
-    "clamp": "a run clamps it (what is no number gives zeros)",
+    "clamp": "a run clamps it",
     "other": "a run counts it as 'other'",
     "zero": "a run gives zeros",
     "drop": "a run leaves the record out",
@@ -107,19 +107,25 @@ def _targets(schema: Schema, cells: pd.Series) -> Iterator[Finding]:
         yield Finding(int(row) + 1, schema.target, text, bool(np.isnan(values[row])))
 
 
-def _cells(column: NumericColumn | CategoricalColumn, cells: pd.Series) -> Iterator[Finding]:
-    if isinstance(column, CategoricalColumn) and column.most is not None:
-        return  # any value may be discovered
+def broken(column: NumericColumn | CategoricalColumn, cells: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Which cells ``(n,)`` the column does not allow (of one whose values are found, none), and what they are."""
     if isinstance(column, CategoricalColumn):
-        bad = lookup(cells, column.categories) < 0
-        what = np.where(bad, "is none of the categories", "")
-    else:
-        values = numbers(cells)
-        missing = np.isnan(values)
-        bad = missing | (values < column.bounds[0]) | (values > column.bounds[1])
-        what = np.where(missing, "is no number", f"is outside [{column.bounds[0]:g}, {column.bounds[1]:g}]")
+        bad = lookup(cells, column.categories) < 0 if column.most is None else np.zeros(len(cells), dtype=bool)
+        return bad, np.where(bad, "is none of the categories", "")
+    values = numbers(cells)
+    missing = np.isnan(values)
+    outside = (values < column.bounds[0]) | (values > column.bounds[1])
+    return missing | outside, np.where(
+        missing, "is no number", f"is outside [{column.bounds[0]:g}, {column.bounds[1]:g}]"
+    )
+
+
+def _cells(column: NumericColumn | CategoricalColumn, cells: pd.Series) -> Iterator[Finding]:
+    bad, what = broken(column, cells)
     for row in np.flatnonzero(bad):
-        text = f"{_shown(cells.iloc[row])} {what[row]}; {_FATE[column.on_invalid]}"
+        gives_zeros = column.on_invalid == "clamp" and what[row] == "is no number"
+        fate = "a run encodes it as zeros" if gives_zeros else _FATE[column.on_invalid]
+        text = f"{_shown(cells.iloc[row])} {what[row]}; {fate}"
         yield Finding(int(row) + 1, column.name, text, column.on_invalid == "error")
 
 

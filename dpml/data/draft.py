@@ -15,10 +15,11 @@ import pandas as pd
 
 from ..errors import DataError
 from .columns import closest, text_of
+from .csv_lines import MALFORMED, ONE_LINE
 from .encoder import numbers
 from .private_data import nonempty
 from .schema import DRAFT_KEY
-from .table import existing, read_header, read_raw
+from .table import existing, read_header, read_raw, refuse_other_encoding, refuse_other_format
 
 WARNING = (
     "A draft made from private data is not private. Replace n_declared, bounds, categories and classes by what is "
@@ -29,7 +30,12 @@ MAX_CLASSES = 20
 
 
 def draft(path: str | Path, target: str | None = None) -> dict[str, Any]:
-    """A schema draft as plain JSON values, its first key the warning.
+    """See :func:`drafted`; without the note."""
+    return drafted(path, target)[0]
+
+
+def drafted(path: str | Path, target: str | None = None) -> tuple[dict[str, Any], str]:
+    """A schema draft as plain JSON values, its first key the warning; and a line on records that cannot be read.
 
     Args:
         path: CSV, CSV.gz or Parquet.
@@ -40,14 +46,22 @@ def draft(path: str | Path, target: str | None = None) -> dict[str, Any]:
     """
     where = existing(path, "FILE")
     header = read_header(where)
+    refuse_other_encoding(header, f"The table {str(path)!r}")
     if len(set(header)) != len(header) or len(header) < 2:
+        refuse_other_format(header, f"The table {str(path)!r}")
         raise DataError(f"The table {str(path)!r} needs two or more columns with different names.")
     label = target if target is not None else header[-1]
     if label not in header:
         raise DataError(f"target = {label!r} is no column.{closest(label, header)} They are: {', '.join(header)}.")
-    frame = read_raw(where, header).frame
+    raw = read_raw(where, header)
+    frame, lost = raw.frame, ""
+    if raw.malformed:
+        refuse_other_format(header, f"The table {str(path)!r}")
+        lost = f"{raw.malformed} lines have {MALFORMED} (line {raw.first_malformed} is the first). {ONE_LINE}."
+        if not len(frame):
+            raise DataError(f"The table {str(path)!r} has no line that can be used: {lost}")
     nonempty(len(frame), f"The table {str(path)!r}")
-    return {
+    made = {
         DRAFT_KEY: WARNING,
         "name": where.name.split(".")[0],
         "source": "",
@@ -57,6 +71,7 @@ def draft(path: str | Path, target: str | None = None) -> dict[str, Any]:
         "norm_bound": 1.0,
         "columns": {name: _column(frame[name]) for name in header if name != label},
     }
+    return made, f"note: {lost} A run leaves them out." if lost else ""
 
 
 def left_out(schema: dict[str, Any]) -> str:

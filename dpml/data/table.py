@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,6 +202,20 @@ def read_header(path: Path) -> list[str]:
         raise DataError(f"The header of {str(path)!r} cannot be read: {error}.") from error
 
 
+def refuse_other_encoding(header: Sequence[str], where: str) -> None:
+    """``DataError`` for column names that were no UTF-8."""
+    if any("\ufffd" in name for name in header):
+        raise DataError(f"{where} is not UTF-8: its header has bytes that mean nothing there. Save it as UTF-8.")
+
+
+def refuse_other_format(header: Sequence[str], where: str) -> None:
+    """The same, and for names that tell of another separator than the comma; for a table that is refused anyhow."""
+    for separator in (";", "\t", "|"):
+        if sum(name.count(separator) for name in header) >= max(len(header), 1):
+            raise DataError(f"{where} seems to be separated by {separator!r}. Save it with commas.")
+    refuse_other_encoding(header, where)
+
+
 def check_header(path: Path, schema: Schema, split_column: str | None = None, *, public: bool = False) -> None:
     """``DataError`` unless the file's columns are those of the schema (ignored ones may be absent).
 
@@ -220,9 +234,7 @@ def check_header(path: Path, schema: Schema, split_column: str | None = None, *,
         if name in header:
             continue
         what = "split_column" if name == split_column else "the schema's target" if name == schema.target else "column"
-        separator = next((s for s in (";", "\t", "|") if len(header) == 1 and s in header[0]), None)
-        if separator is not None:
-            raise DataError(f"{where} seems to be separated by {separator!r}. Save it with commas.")
+        refuse_other_format(header, where)
         raise DataError(f"{where} lacks {what} {name!r}.{closest(name, header)} Its columns are: {', '.join(header)}.")
     known = {*beside, *required, *(column.name for column in schema.columns)}
     for name in header:

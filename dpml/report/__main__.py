@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dpml.errors import DpmlError, RunFolderError
+from dpml.pipes import reader_may_leave
 
 DESCRIPTION = """Rebuild the HTML report and the plots of a run or of a sweep from the files in its folder.
 Nothing is trained and no record is read."""
@@ -36,10 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DpmlError, OSError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
-    try:
-        print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else "\n".join(_lines(found)), flush=True)
-    except BrokenPipeError:  # the reader (head, say) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with reader_may_leave():
+        print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else "\n".join(_lines(found)))
     return 0
 
 

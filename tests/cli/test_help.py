@@ -199,3 +199,24 @@ def test_lazy_names_of_accounting_are_those_that_it_promises() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dpml.train", "--help"],
+        ["dpml.sample_size", "d=5", "epsilon=1,2,3,4", "delta=1e-5", "excess_risk=0.01"],
+        ["dpml.audit", "dp_sgd", "epsilon=4", "runs=2000", "steps=1"],
+        ["dpml.account", "compare", "--noise-multiplier", "2", "--delta", "1e-5", "--no-peers"],
+    ],
+)
+def test_a_reader_that_has_seen_enough_is_no_error(words: list[str], tmp_path: Path) -> None:
+    """``… | head -1``: no traceback, and the exit status is that of the work."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0

@@ -43,11 +43,18 @@ def test_scores_of_every_format_agree(run: Path, tmp_path: Path, suffix: str) ->
     assert list(scores["prediction"]) == list(load(run).predict(new))
 
 
-def test_a_row_with_strange_cells_is_scored_too(run: Path, tmp_path: Path) -> None:
+def test_a_row_with_strange_cells_is_scored_too_and_they_are_counted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = tmp_path / "new.csv"
     table.write_text("age,money,town\n,x,nowhere\n1e99,-3,a\n")
     assert predict.main([str(run), str(table), "-o", str(tmp_path / "s.csv")]) == 0
     assert len(pd.read_csv(tmp_path / "s.csv")) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("note: cells that the schema does not allow, scored as in training: age 2, money 2, town 1")
+    people(5, seed=3).to_csv(table, index=False)
+    assert predict.main([str(run), str(table), "-o", str(tmp_path / "s.csv")]) == 0
+    assert "town" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

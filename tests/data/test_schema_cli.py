@@ -175,6 +175,40 @@ def test_draft_faults(tmp_path: Path) -> None:
         draft(tmp_path / "one.csv")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a;b;y\n1;2;no\n", "seems to be separated by ';'"),
+        (b'a;"b, c";y\n1;"2, 3";no\n', "seems to be separated by ';'"),
+        (b"a\tb\ty\n1\t2\tno\n", r"seems to be separated by '\\t'"),
+        ("a,b €,y\n1,2,no\n".encode("cp1252"), "is not UTF-8"),
+        (b'a,b,y\n1,"hello\nworld",no\n', "has no line that can be used: 2 lines have too many or too few fields"),
+    ],
+)
+def test_another_format_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        draft(tmp_path / "t.csv")
+
+
+def test_draft_says_how_many_lines_are_no_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text('a,b,y\n1,"hello\nworld",no\n3,x,yes\n', "utf-8")
+    assert main(["draft", str(tmp_path / "t.csv")]) == 0
+    shown = capsys.readouterr()
+    assert "note: 2 lines have too many or too few fields" in shown.err
+    assert "A run leaves them out." in shown.err
+    (tmp_path / "t.csv").write_text("a|1,b|2,y\n1,2,no\n3,x,yes\n", "utf-8")  # names of whatever kind
+    assert set(draft(tmp_path / "t.csv")["columns"]) == {"a|1", "b|2"}
+
+
+def test_check_counts_cells_by_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, schema = files(tmp_path, CLEAN + "5,5000,zz,no\n5,x,zz,no\n5,1,zz,no\n")
+    assert main(["check", table, schema]) == 0
+    out = capsys.readouterr().out
+    assert "by column: town 3, money 2" in out
+    assert "row 6, column 'money': 'x' is no number; a run encodes it as zeros" in out
+
+
 def test_as_a_command(tmp_path: Path) -> None:
     table, schema = files(tmp_path, CLEAN)
     done = subprocess.run([sys.executable, "-m", "dpml.schema", "check", table, schema], capture_output=True, text=True)
