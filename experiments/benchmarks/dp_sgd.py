@@ -83,6 +83,7 @@ THREADS = 2
 OTHERS = tuple(LIBRARIES)
 MEMORY_TARGET, NOISE_TARGET, EPOCH_TARGETS = 0.30, 0.7, (2.0, 8.0)
 CLOCK: dict[str, Callable[[], float]] = {"now": time.perf_counter}
+TOO_SLOW = 10.0  # seconds a step: such a peer takes no part in the turns
 SLICE_SECONDS = 0.06  # a run repeats the step until about this long
 
 
@@ -199,10 +200,17 @@ def _steps_of(
             if peer is None:
                 failures.append(Figure(f"{task.title}: {name}", error))
                 continue
-            steps[name] = Step(peer.run)
             order = [name for name, _ in task.model().named_parameters()]
             text = compared(task, size, [peer.sums[name] for name in order])
             found.append(Figure(f"{task.title}: clipped sums against {name} ({peer.version})", text))
+            begin = settled(device)
+            peer.run()
+            seconds_a_step = settled(device) - begin
+            if seconds_a_step > TOO_SLOW:
+                found.append(Figure(f"{task.title}: {name}", f"{seconds_text(seconds_a_step)} a step"))
+                peer.close()
+            else:
+                steps[name] = Step(peer.run)
     times = race(steps, rounds, budget, device)
     targets = task.targets or (None, None, None)
     for name, target in ((OURS, targets[0]), (OURS_TORCH, targets[1])):

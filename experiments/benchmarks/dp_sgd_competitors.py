@@ -159,9 +159,10 @@ class Elsewhere:
             raise RuntimeError("the process has ended")
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
+        """End the process; again is harmless."""
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.communicate()
         self._folder.cleanup()
 
 

@@ -235,6 +235,10 @@ def test_what_another_python_has_stands_in_the_table(
     assert found["opake ÷ plain"].value is not None
     assert any(name.startswith("ours, secret noise ÷ fastest of opake (opake") for name in found)
     assert len(closed) == 2
+    monkeypatch.setattr(benchmark, "TOO_SLOW", -1.0)
+    slow = benchmark.steps_of(task, True, peers=benchmark.Peers("other", ("opake",)))
+    assert [f.ours.endswith(" a step") for f in slow if f.name.endswith(": opake")] == [True]
+    assert not any("opake ÷" in f.name for f in slow)
     lost = benchmark.steps_of(task, True, peers=benchmark.Peers("other", ("jax-privacy",)))
     assert [f.ours for f in lost if f.name.endswith(": jax-privacy")] == ["RuntimeError: no such module"]
     assert [f.name for f in benchmark.others(benchmark.Peers("other", ("opake",)))] == ["jax-privacy"]
