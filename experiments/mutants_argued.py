@@ -88,7 +88,7 @@ ARGUED: dict[tuple[str, str, str], str] = {
         "For a model that fails on zeros, a single record would be run beside zeros, fail with them, and then be run "
         "alone as it is now: the same gradient, later."
     ),
-    (CLIPPING, "if records is not None and records < len(factors):", "Lt -> LtE"): (
+    (CLIPPING, "if records is not None and records < factors.shape[0]:", "Lt -> LtE"): (
         "Where both are equal nothing comes after the first records, and zeros are written to nothing."
     ),
     (CLIPPING, _TOTAL, "0 -> -1"): "Of a list of one the first is the last.",

@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,12 @@ class Elsewhere:
 
     def close(self) -> None:
         """End the process; again is harmless."""
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.communicate()
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):  # a line that nobody reads any more
+                if pipe is not None:
+                    pipe.close()
         self._folder.cleanup()
 
 

@@ -149,7 +149,7 @@ def test_right_words_of_train_pass() -> None:
 @pytest.mark.parametrize(
     ("verb", "words", "status", "message"),
     [
-        ("verify", "nowhere", 1, "there is no folder 'nowhere'. Give a run folder"),
+        ("verify", "nowhere", 1, "there is no folder or file 'nowhere'. Give a run folder"),
         ("verify", ".", 1, "is no run: "),
         ("predict", "nowhere new.csv", 1, "there is no folder 'nowhere'. Give a run folder"),
         ("report", "nowhere", 1, "nowhere is not a folder"),
