@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dpml.accounting import DatasetLedger
 from dpml.rounding import upper
 from dpml.runs import Plan, RunResult
 
@@ -79,6 +80,18 @@ def audit_table(rows: Sequence[tuple[str, str]]) -> Table:
 def plan_table(plan: Plan) -> Table:
     """The plan as a table."""
     return _grid("Plan (public knowledge only; no record has been read)", plan.rows())
+
+
+def cap_line(ledger: DatasetLedger) -> str:
+    """What the runs on a data set have spent of its cap so far."""
+    epsilon, delta = ledger.total()
+    number = len(ledger.runs())
+    spent = f"{number} {'run has' if number == 1 else 'runs have'} promised ε = {upper(epsilon)}, δ = {upper(delta)}"
+    cap = f"the cap is ε = {upper(ledger.epsilon)}, δ = {upper(ledger.delta)}"
+    if ledger.filter == "basic":
+        return f"data set ledger {ledger.path}: {spent}; {cap}"
+    left = ", ".join(f"{name} {value:.4g}" for name, value in ledger.remaining().items())
+    return f"data set ledger {ledger.path}: {spent}; {cap} by the filter {ledger.filter}, which has left: {left}"
 
 
 def _with_interval(result: RunResult, name: str) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dpml import config as configuration
 from dpml import processes, tracking, workers
-from dpml.console import StepBar, plan_table, result_table
+from dpml.console import StepBar, cap_line, plan_table, result_table
 from dpml.data import PrivateData
 from dpml.errors import DpmlError, RunFolderError
 from dpml.release import RunFolder
@@ -59,6 +59,9 @@ def run_job(
         console.print(plan_table(plan))
         if plan.method != "nonprivate":
             console.print(str(plan.guidance["text"]), markup=False)
+        cap = trainer.cap()
+        if cap is not None:
+            console.print(cap_line(cap), markup=False)
         if not resume:
             _refuse_used_folder(folder)
             status.claim()
@@ -69,6 +72,8 @@ def run_job(
             _write_report(folder)
         write_status(folder, "done")
         console.print(result_table(result))
+        if cap is not None:
+            console.print(cap_line(cap), markup=False)
         if side_by_side:
             workers.say(f"job {folder.name}: {_in_a_line(result)}")
         tracking.track(folder, config.tracking.mlflow, config.tracking.experiment)

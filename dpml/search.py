@@ -269,7 +269,7 @@ class PrivateSearch(BaseEstimator):
         """
         refuse_several("PrivateSearch", "Its candidates are trained one after the other in one process.")
         plan, candidates = self._prepare(data.public)
-        cap = self._whole_trainer()._dataset_ledger()
+        cap = self._whole_trainer().cap()
         name = "in memory" if self.run_dir is None else str(Path(self.run_dir).absolute())
         promise = plan.guarantee
         if cap is not None:

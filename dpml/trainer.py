@@ -344,7 +344,7 @@ class PrivateTrainer:
         command: str | None,
     ) -> RunResult:
         """The run of one process, or of process 0 of several."""
-        cap = self._dataset_ledger()
+        cap = self.cap()
         run_name = "in memory" if self.run_dir is None else str(Path(self.run_dir).absolute())
         if cap is not None:
             cap.check(run_name, plan.guarantee.epsilon, plan.guarantee.delta, plan.event)
@@ -383,7 +383,8 @@ class PrivateTrainer:
         network = network_description(network_of(self, public)) if plan.method == "dp_sgd" else None
         Saved(key, split_key, mac, self.describe(), network, published_digests(folder)).write(folder)
 
-    def _dataset_ledger(self) -> DatasetLedger | None:
+    def cap(self) -> DatasetLedger | None:
+        """The data set ledger that a run is charged in, where one is named (and the method is private)."""
         if self.dataset_ledger is None or method_of(self) == "nonprivate":
             return None
         assert self.dataset_epsilon is not None

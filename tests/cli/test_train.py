@@ -432,3 +432,21 @@ def test_a_report_that_does_not_fit_on_the_disk_leaves_a_complete_release(
     assert status == 1
     assert "is complete, but its report cannot be written (No space left on device)" in err
     assert accounting.verify(tmp_path / "here").ok
+
+
+def test_a_run_shows_what_its_data_set_ledger_has_spent(cli: Any, tmp_path: Path) -> None:
+    words = (
+        "data=synthetic", "data.n=400", "data.d=3", "privacy.delta=1e-4", "method=output", "report=false",
+        "privacy.epsilon=1.5", "privacy.dataset_ledger=cap", "privacy.dataset_epsilon=4", "privacy.dataset_delta=1e-3",
+    )  # fmt: skip
+    for before, after in (("0 runs have promised ε = 0,", "1 run has promised ε = 1.5,"),
+                          ("1 run has promised ε = 1.5,", "2 runs have promised ε = 3,")):  # fmt: skip
+        status, out, err = cli(*words)
+        assert status == 0, err
+        first, second = (line for line in out.splitlines() if line.startswith("data set ledger"))
+        assert before in first
+        assert after in second
+    status, out, err = cli(*words)
+    assert status == 1
+    assert "has spent 3 of 4" in err
+    assert "filter='renyi'" in err
