@@ -229,6 +229,22 @@ def test_no_contribution_is_longer_than_c_at_the_end_of_float32(positions: int, 
         assert float(sum(value.square().sum() for value in sums.values())) ** 0.5 <= bound * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("positions", [1, 2])
+@pytest.mark.parametrize(("size", "slope", "bound"), [(1e-40, 1e37, 1.0), (1e-34, 1e31, 1e6), (1e-38, 1e35, 100.0)])
+def test_factors_above_one_do_not_overflow(positions: int, size: float, slope: float, bound: float) -> None:
+    """Automatic clipping multiplies a short gradient by up to 100 C: of a tiny input and a huge derivative, say."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    rows = torch.zeros(3, positions, 2)
+    rows[:, :, 0] = size
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return slope * model(batch).sum((1, 2))
+
+    for engine in ("auto", "per_example"):
+        sums, _ = sgd.clipped_gradient(model, loss, rows, bound, clipping="automatic", engine=engine)
+        assert float(sums["weight"].norm()) <= 3 * bound
+
+
 @pytest.mark.parametrize("bound", [0.4, 1.0, 400.0])
 @pytest.mark.parametrize("size", [1e31, 2.5e31, 1e34])
 def test_positions_that_cancel_stay_together_at_the_end_of_float32(size: float, bound: float) -> None:

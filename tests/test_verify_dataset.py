@@ -80,3 +80,17 @@ def test_a_file_that_may_only_be_read_is_left_as_it_is(
     assert main([str(path)]) == 0
     assert capsys.readouterr().out.startswith("OK: 1 runs hold")
     assert path.read_bytes() == before
+
+
+def test_a_file_that_cannot_be_read_is_a_ledger_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = ledger_of(tmp_path / "cap", "basic", 1)
+
+    def refused(*_: Any) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(LedgerError, match=r"cannot read the data set ledger .*cap: Permission denied"):
+        ledger.total()
+    with pytest.raises(LedgerError, match="cannot read the data set ledger"):
+        DatasetLedger(tmp_path / ("x" * 300), 1.0, 1e-5).check("run", 0.5, 1e-6)

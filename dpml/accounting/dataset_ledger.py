@@ -262,10 +262,16 @@ class DatasetLedger:
         return min(value, total_epsilon), total_delta
 
     def _read(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
+        try:
+            if not self.path.exists():
+                return []
+        except OSError as error:  # a name that is too long, say
+            raise self._failure("read", error) from error
         if not os.access(self.path, os.W_OK):  # whoever may only look
-            return self._checked(self.path.read_bytes())
+            try:
+                return self._checked(self.path.read_bytes())
+            except OSError as error:
+                raise self._failure("read", error) from error
         with self._locked() as handle:
             return self._lines(handle)
 

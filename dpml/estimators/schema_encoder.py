@@ -34,8 +34,8 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):
 
     Parameters:
         schema: a :class:`~dpml.data.Schema`, its JSON object, or the path of its file.  Columns of the table that it
-            does not name, or ignores, are not looked at and need not be there (the target, say).  ``None``: every
-            column is encoded by ``default``.
+            does not name, or ignores, are not looked at, and a data frame to be transformed need not have them (the
+            target, say).  ``None``: every column is encoded by ``default``.
         default: without a schema, the entry that describes every column, for example
             ``{"kind": "numeric", "bounds": [0, 1], "knots": 6}``.
         norm_bound: public bound on the L2 norm of an encoded row; ``None`` takes the schema's (1 without one).
@@ -43,8 +43,7 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):
         sparse_output: ``transform`` gives a CSR array (``scipy.sparse.csr_array``) instead of an array.
 
     Attributes after ``fit``:
-        encoder_ (a :class:`dpml.data.Encoder`), n_features_in_, feature_names_in_ (with a data frame; both count the
-        columns that are looked at).
+        encoder_ (a :class:`dpml.data.Encoder`), n_features_in_, feature_names_in_ (with a data frame).
 
     Invalid cells become what the schema's ``on_invalid`` says; a record that it drops becomes a row of zeros, which
     has no influence on a linear model without a further intercept.  Arrays and lists of rows are read by position:
@@ -106,15 +105,14 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):
         """Names (d',) of the features: ``column[knot]``, ``column=category``, and the constant last.
 
         Raises:
-            ValueError: ``input_features`` are not the columns that ``fit`` saw (with a schema: lack one that it reads).
+            ValueError: ``input_features`` are not the columns that ``fit`` saw.
         """
         check_is_fitted(self, "encoder_")
         if input_features is not None:
             names = getattr(self, "feature_names_in_", None)
-            further = self.schema is not None and names is not None and set(names) <= set(input_features)
-            if names is not None and not further and list(input_features) != list(names):
+            if names is not None and list(input_features) != list(names):
                 raise ValueError("input_features is not equal to feature_names_in_")
-            if not further and len(input_features) != self.n_features_in_:
+            if len(input_features) != self.n_features_in_:
                 raise ValueError(
                     "input_features should have length equal to number of features "
                     f"({self.n_features_in_}), got {len(input_features)}"
@@ -125,10 +123,11 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):
         """The table as a data frame; the columns of an array get their names by position."""
         if isinstance(X, pd.DataFrame) or (hasattr(X, "to_pandas") and hasattr(X, "__dataframe__")):
             frame = X if isinstance(X, pd.DataFrame) else X.to_pandas()  # another library's data frame
-            if schema is not None:  # what it does not look at need not be there again
-                read = [c.name for c in schema.columns if not isinstance(c, IgnoredColumn)]
-                frame = frame[read] if set(read) <= set(frame.columns) else frame  # else refused, by name
-            validate_data(self, frame, reset=reset, skip_check_array=True)
+            if not reset and self.schema is not None and schema is not None:
+                read = [column.name for column in schema.columns if not isinstance(column, IgnoredColumn)]
+                if set(read) <= set(frame.columns):  # what is not looked at need not be there again
+                    return frame[read]
+            validate_data(self, X, reset=reset, skip_check_array=True)
             return frame
         if isinstance(X, list | tuple):
             X = objects_of(X)  # numpy's common type would let one cell decide how all others are read

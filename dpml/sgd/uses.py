@@ -42,6 +42,7 @@ BUILDING_COST = 8  # writing and reading a value of a built gradient ÷ one mult
 CANCELLATION = 2**-10  # float32's part of a Gram norm's rounding that is put up with
 UNCOVERED = 2**-12  # rounding of a contribution, as a part of its norm, that the engine's margin for float32 covers
 PIECE = 1024  # entries whose squares are summed in float32
+LARGEST_PRODUCT = 1e37  # a factor on a that is larger could be too large for float32
 VANISHING_PRODUCT = 1e-30  # a factor on a that is smaller would be rounded coarsely by float32
 VANISHING = 1e-12  # a float32 norm below may have lost squares that underflowed
 BLOCKED_BY_KERNEL = 32  # factors this wide on both sides: the matrix product sums in blocks of rows anyway
@@ -202,10 +203,10 @@ class Outer:
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         if self.a.dtype == torch.float64:
             return products_in_runs(self._times(factors), self.a)
-        small = self._held_coarsely(factors)
-        if self.a.shape[1] == 1:  # such an a is 10³⁰ C long: it contributes nothing
-            return products_in_runs(self._times(torch.where(small, 0.0, factors)), self.a)
-        apart = small | (factors * self.reach > HEAVY * (factors * self.norms).max())
+        odd = self._held_badly(factors)
+        if self.a.shape[1] == 1:  # an a of more than 10³⁰ C, or of less than 10⁻³⁷ C: it contributes nothing
+            return products_in_runs(self._times(torch.where(odd, 0.0, factors)), self.a)
+        apart = odd | (factors * self.reach > HEAVY * (factors * self.norms).max())
         if not bool(apart.any()):
             return products_in_runs(self._times(factors), self.a)
         # terms that cancel within a record, and would round other records away in a float32 sum, or cancel no more
@@ -214,13 +215,13 @@ class Outer:
         left = self.b[apart].double() * factors.double()[apart, None, None]
         return rest + left.flatten(0, 1).T @ self.a[apart].double().flatten(0, 1)
 
-    def _held_coarsely(self, factors: torch.Tensor) -> torch.Tensor:
-        """Which records ``(B,)`` have a c·b_t so small that float32 holds few digits of it: times an a of 10³⁸, say, it
-        could be more than C."""
+    def _held_badly(self, factors: torch.Tensor) -> torch.Tensor:
+        """Which records ``(B,)`` have a c·b_t of which float32 holds few digits (times an a of 10³⁸, say, it could be
+        more than C), or which is too large for it (c may be above 1)."""
         size = factors[:, None] * self.b_norms.view(self.b.shape[:2])
         if self.a.shape[1] == 1:
-            return size[:, 0] < VANISHING_PRODUCT
-        return ((size < VANISHING_PRODUCT) & (size > 0)).any(1)
+            return (size[:, 0] < VANISHING_PRODUCT) | (size[:, 0] > LARGEST_PRODUCT)
+        return (((size < VANISHING_PRODUCT) & (size > 0)) | (size > LARGEST_PRODUCT)).any(1)
 
     def _times(self, factors: torch.Tensor) -> torch.Tensor:
         return self.b * factors.to(self.b.dtype)[:, None, None]

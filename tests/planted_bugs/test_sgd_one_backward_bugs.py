@@ -492,7 +492,7 @@ def test_positions_left_out_one_by_one(monkeypatch):
         return self.b * each.to(self.b.dtype)[:, :, None]
 
     monkeypatch.setattr(uses.Outer, "_times", times)
-    monkeypatch.setattr(uses.Outer, "_held_coarsely", lambda self, factors: torch.zeros_like(factors, dtype=torch.bool))
+    monkeypatch.setattr(uses.Outer, "_held_badly", lambda self, factors: torch.zeros_like(factors, dtype=torch.bool))
     caught(positions_that_cancel_stay_together)
 
 
