@@ -56,27 +56,32 @@ class ModelError(DpmlError, ValueError):
     """A model that cannot be trained privately (a layer mixes examples, say)."""
 
 
-MOST_ENTRIES = 12  # of a list or a dict that is written out
+MOST_ENTRIES = 16  # of a list or a dict that is written out
 
 
 def shown(value: object) -> str:
-    """``repr`` of what may be an argument; the type of what may be data in its place: an array, a long or nested list.
+    """``repr`` of what may be an argument; the type of what may be data in its place: an array, rows, a long list.
 
     Nor what is very long, or has no ``repr`` (Python writes out no whole number of 5,000 digits).
     """
-    entries: list[object] = [value]
-    if isinstance(value, dict):
-        entries = [*value.keys(), *value.values()]
-    elif isinstance(value, list | tuple | set | frozenset):
-        entries = list(value)
-    plain = not any(hasattr(entry, "__array__") and getattr(entry, "ndim", 1) for entry in entries)
-    if len(entries) > MOST_ENTRIES or not plain or any(isinstance(e, list | tuple) and len(e) > 2 for e in entries[1:]):
-        return f"a value of type {type(value).__name__}"
     try:
-        text = repr(value)
-    except Exception:
+        text = repr(value) if _is_short(value) else f"a value of type {type(value).__name__}"
+    except Exception:  # whatever a type of the user's own does
         return f"a {type(value).__name__}"
     return text if len(text) <= 500 else f"{text[:200]}… ({len(text)} characters)"
+
+
+def _is_short(value: object, most: int = MOST_ENTRIES) -> bool:
+    """A plain value; a few of them, or pairs of them, in a list, tuple, set or dict; something without entries."""
+    if isinstance(value, dict):
+        parts: list[object] = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = list(value)
+    elif isinstance(value, str) or getattr(value, "shape", None) == ():
+        return True
+    else:
+        return not (hasattr(value, "__array__") or hasattr(value, "__len__"))
+    return len(parts) <= most and all(_is_short(part, min(2, most - 1)) for part in parts)
 
 
 def invalid(argument: str, value: object, allowed: str, way_out: str = "") -> ConfigError:

@@ -14,7 +14,7 @@ import torch
 
 from dpml import PrivateData, PrivateTrainer, sgd
 from dpml.accounting import DatasetLedger
-from dpml.errors import ConfigError, DataError, LedgerError, ModelError, RunFolderError
+from dpml.errors import ConfigError, DataError, LedgerError, ModelError, RunFolderError, shown
 from dpml.mechanisms import FixedNoise
 
 X = np.random.default_rng(0).normal(size=(60, 5))
@@ -24,6 +24,9 @@ ODD_TENSORS = {
     "meta": torch.empty(60, 5, device="meta"),
     "float8": torch.tensor(X).to(torch.float8_e5m2),
 }
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's: in beta state
+    ODD_TENSORS["csr"] = torch.tensor(X).to_sparse_csr()
 
 
 def data_of(rows: Any = X, labels: Any = Y) -> PrivateData:
@@ -139,7 +142,7 @@ def test_a_ledger_that_cannot_be_written_is_refused_before_a_folder_is_made(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("kind", ["sparse", "meta", "complex"])
+@pytest.mark.parametrize("kind", ["sparse", "csr", "meta", "complex"])
 def test_tensor_datasets_that_numpy_cannot_hold_are_refused(kind: str) -> None:
     """By their types: every item would be left out, and all of the budget spent on noise."""
     rows = torch.tensor(X).to(torch.complex64) if kind == "complex" else ODD_TENSORS[kind]
@@ -443,5 +446,40 @@ def test_data_in_the_place_of_an_argument_are_not_written_out() -> None:
 def test_hidden_belongs_to_mlp_only() -> None:
     with pytest.raises(ConfigError, match=r"hidden = \(8,\) .*model=Linear.*mlp"):
         PrivateTrainer(model=torch.nn.Linear(5, 2), epsilon=1.0, hidden=(8,)).plan(data_of())
-    with pytest.raises(ConfigError, match="hidden = b"):
+    with pytest.raises(ConfigError, match="hidden = a value of type bytes"):
         PrivateTrainer(model="mlp", epsilon=1.0, hidden=b"\x04").plan(data_of())  # type: ignore[arg-type]
+
+
+class Stubborn:
+    """Raises at every look."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("4242")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("4242")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([64, 32, 16], "[64, 32, 16]"),
+        (list(range(13)), str(list(range(13)))),
+        ((0, 100), "(0, 100)"),
+        ({"bounds": [0, 1]}, "{'bounds': [0, 1]}"),
+        (np.int64(5), "np.int64(5)"),
+        (None, "None"),
+        (Path("a/b"), "PosixPath('a/b')"),
+        (X, "a value of type ndarray"),
+        (torch.tensor(X), "a value of type Tensor"),
+        ([[4242.0] * 50], "a value of type list"),
+        (([1, 2, 3], 4), "a value of type tuple"),
+        ({"a": {"b": [1, 2, 3]}}, "a value of type dict"),
+        ([{"age": 42, "name": "Bob"}], "a value of type list"),
+        (list(range(40)), "a value of type list"),
+        (b"4242", "a value of type bytes"),
+    ],
+)
+def test_what_a_message_writes_out(value: object, text: str) -> None:
+    assert shown(value) == text
+    assert shown(Stubborn()) == "a Stubborn"

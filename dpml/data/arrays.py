@@ -429,7 +429,9 @@ def _check_tensors(dataset: Any, shape: tuple[int, ...], argument: str) -> None:
         )
     for which, one in zip(("first", "second"), dataset.tensors, strict=True):
         name = f"the {which} tensor of {argument}"
-        check_number_type(_of_tensor(one[:0] if one.is_contiguous() else one, name).dtype.kind, one.dtype, name)
+        check_number_type(
+            _of_tensor(one[:0] if str(one.layout) == "torch.strided" else one, name).dtype.kind, one.dtype, name
+        )
 
 
 def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = None) -> tuple[np.ndarray, list[Any]]:
@@ -443,7 +445,7 @@ def _items(dataset: Any, shape: tuple[int, ...], index: Iterable[int] | None = N
     for position, item in enumerate(positions):
         try:
             x, label = dataset[item]
-            if isinstance(x, np.ma.MaskedArray):
+            if isinstance(x, np.ma.MaskedArray) and x.dtype.kind in "iufb":
                 x = np.ma.filled(x.astype(np.float64), np.nan)
             values = _of_tensor(x, "x") if hasattr(x, "detach") else np.asarray(x)
             if values.shape == shape and values.dtype.kind in "iufb":

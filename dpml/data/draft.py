@@ -56,9 +56,9 @@ def drafted(path: str | Path, target: str | None = None) -> tuple[dict[str, Any]
     raw = read_raw(where, header)
     frame, lost = raw.frame, ""
     if raw.malformed:
-        refuse_other_format(header, f"The table {str(path)!r}")
         lost = f"{raw.malformed} lines have {MALFORMED} (line {raw.first_malformed} is the first). {ONE_LINE}."
         if not len(frame):
+            refuse_other_format(header, f"The table {str(path)!r}")
             raise DataError(f"The table {str(path)!r} has no line that can be used: {lost}")
     nonempty(len(frame), f"The table {str(path)!r}")
     made = {

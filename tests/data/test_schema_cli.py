@@ -196,7 +196,7 @@ def test_draft_says_how_many_lines_are_no_records(tmp_path: Path, capsys: pytest
     shown = capsys.readouterr()
     assert "note: 2 lines have too many or too few fields" in shown.err
     assert "A run leaves them out." in shown.err
-    (tmp_path / "t.csv").write_text("a|1,b|2,y\n1,2,no\n3,x,yes\n", "utf-8")  # names of whatever kind
+    (tmp_path / "t.csv").write_text("a|1,b|2,y\n1,2,no\n3,x,yes\n1,2,3,4\n", "utf-8")  # names of whatever kind
     assert set(draft(tmp_path / "t.csv")["columns"]) == {"a|1", "b|2"}
 
 
