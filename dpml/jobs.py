@@ -7,6 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,7 @@ def run_job(
         console.print(plan_table(plan))
         if plan.method != "nonprivate":
             console.print(str(plan.guidance["text"]), markup=False)
-        cap = trainer.cap()
-        if cap is not None:
-            console.print(cap_line(cap), markup=False)
+        _show_cap(console, trainer)
         if not resume:
             _refuse_used_folder(folder)
             status.claim()
@@ -72,8 +71,7 @@ def run_job(
             _write_report(folder)
         write_status(folder, "done")
         console.print(result_table(result))
-        if cap is not None:
-            console.print(cap_line(cap), markup=False)
+        _show_cap(console, trainer)
         if side_by_side:
             workers.say(f"job {folder.name}: {_in_a_line(result)}")
         tracking.track(folder, config.tracking.mlflow, config.tracking.experiment)
@@ -109,6 +107,14 @@ class _Status:
         if not self.claimed:
             self.claimed = True
             write_status(self._folder, "running")
+
+
+def _show_cap(console: Console, trainer: PrivateTrainer) -> None:
+    """What the data set ledger has spent; of one that cannot be read the run itself says so, where it needs it."""
+    with suppress(DpmlError):
+        cap = trainer.cap()
+        if cap is not None:
+            console.print(cap_line(cap), markup=False)
 
 
 def _trained(

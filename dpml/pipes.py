@@ -13,6 +13,7 @@ def reader_may_leave() -> Iterator[None]:
     """What is printed inside is flushed; where nobody reads on, the rest of it is dropped and the work goes on."""
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed from the start
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -48,8 +48,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        with reader_may_leave():
-            scores.to_csv(arguments.output or sys.stdout, index_label="row")
+        if arguments.output:
+            scores.to_csv(arguments.output, index_label="row")
+        elif sys.stdout is not None:
+            with reader_may_leave():
+                scores.to_csv(sys.stdout, index_label="row")
     except OSError as error:
         print(f"error: cannot write {arguments.output!r}: {error.strerror or error}", file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ from typing import Any
 from dpml.accounting.conversions import gaussian_noise_multiplier
 from dpml.accounting.events import ADD_REMOVE, REPLACE_ONE, check_count, check_number, check_relation
 from dpml.accounting.sample_size_methods import METHODS, Setting, statistics_n
-from dpml.errors import ConfigError
+from dpml.errors import ConfigError, DpmlError
 
 RULE = "n > sqrt(d) sqrt(log(1/delta)) / (epsilon alpha^2)"
 SOLUTION_NORMS = (5, 10, 15, 20, 30)
@@ -28,6 +28,7 @@ SHARPER = {
 }  # fmt: skip
 """Of a run's method: the one of :data:`METHODS`, and its name.  Others are shown the first, for orientation."""
 UNKNOWN = {
+    "beyond": "no sharper bound can be computed at this budget",
     "other loss": "made for losses with a bounded slope, such as logistic loss; no sharper bound is known here",
     "pure": "pure epsilon-DP has no delta: this one is the rule's; no sharper bound is known here",
     "network": "the rule is about convex losses of d features, not about networks: an orientation, at the least",
@@ -148,7 +149,10 @@ def guidance(
         key, name = SHARPER.get(method, SHARPER["dp_sgd"])
         settings = [Setting(delta, norm_bound, float(norm), neighboring_relation) for norm in SOLUTION_NORMS]
         out["sharper"]["for"] = name if method in SHARPER else f"{name}, for orientation"
-        out["sharper"]["rows"] = [_row(key, n_declared, n_features, epsilon, excess_risk, s) for s in settings]
+        try:
+            out["sharper"]["rows"] = [_row(key, n_declared, n_features, epsilon, excess_risk, s) for s in settings]
+        except DpmlError:  # δ/(1 + e^{ε/2}) is 0, say
+            method = "beyond"
     out["text"] = _text(out, neighboring_relation, UNKNOWN.get(method, ""))
     return out
 

@@ -142,7 +142,7 @@ def _metric(job: JobRecord, name: str) -> float | None:
 def _interval(job: JobRecord, name: str | None) -> tuple[float, float] | None:
     """Of a metric that was measured with charged noise."""
     low, high = (None if name is None else _metric(job, f"{name}_{end}") for end in ("low", "high"))
-    return None if low is None or high is None else (low, high)
+    return None if low is None or high is None or low > high else (low, high)
 
 
 def _interval_words(job: JobRecord, metric: str | None) -> str:

@@ -220,3 +220,10 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: list[str], tmp_path: P
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_no_standard_output_at_all_is_no_error(tmp_path: Path) -> None:
+    """As some services start processes: ``>&-``."""
+    words = f"{sys.executable} -m dpml.sample_size d=5 epsilon=1 delta=1e-5 excess_risk=0.01 >&-"
+    done = subprocess.run(["sh", "-c", words], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

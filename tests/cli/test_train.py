@@ -446,6 +446,11 @@ def test_a_run_shows_what_its_data_set_ledger_has_spent(cli: Any, tmp_path: Path
         first, second = (line for line in out.splitlines() if line.startswith("data set ledger"))
         assert before in first
         assert after in second
+    (tmp_path / "broken").write_text("junk\n", "utf-8")
+    status, out, err = cli(*words, "privacy.dataset_ledger=broken")
+    assert status == 1
+    assert "broken, line 1" in err
+    assert "data set ledger" not in out
     status, out, err = cli(*words)
     assert status == 1
     assert "has spent 3 of 4" in err

@@ -281,3 +281,14 @@ def test_a_distance_just_above_the_limit_is_not_shown_as_the_limit() -> None:
 
     assert (below(0.010006, True), below(0.0102, True), below(0.0099, True)) == ("1.0006", "1.02", "0.99")
     assert (below(0.0100004, False), below(0.0102, False)) == ("0.010000", "0.0102")
+
+
+def test_an_interval_that_is_none_is_left_out(sweep_folder: Make) -> None:
+    sweep = sweep_folder(methods=("output",), epsilons=(1.0, 4.0), public=False)
+    for name, ends in (("0", {"mae_low": 2.0, "mae_high": 1.0}), ("1", {"mae_low": 0.1})):
+        path = sweep / name / "release/result.json"
+        result = json.loads(path.read_text("utf-8"))
+        result["metrics"] = {"mae": 0.7, "source": "private hold-out, charged noise", **ends}
+        path.write_text(json.dumps(result))
+    assert write_sweep_report(sweep)["metric"] == "mae"
+    assert {(row["low"], row["high"]) for row in rows_of(sweep)} == {("", "")}
