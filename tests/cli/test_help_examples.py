@@ -34,7 +34,8 @@ def test_examples_of_the_small_commands_run(cli: Any, tmp_path: Path, helps: dic
         "data=table", "data.path=people.csv", "data.schema=people.json", "privacy.delta=1e-4", "method=objective",
         "verbose=false", "report=false",
     )  # fmt: skip
-    assert cli(*words, f"hydra.run.dir={run}")[0] == 0
+    cap = ("privacy.dataset_ledger=people.ledger", "privacy.dataset_epsilon=4", "privacy.dataset_delta=1e-3")
+    assert cli(*words, f"hydra.run.dir={run}", *cap)[0] == 0
     assert cli("-m", *words, "hydra/launcher=basic", f"hydra.sweep.dir={sweep}")[0] == 0
     frame[:7].to_csv(tmp_path / "new.csv", index=False)
     frame[:7].to_parquet(tmp_path / "new.parquet")
@@ -52,7 +53,7 @@ def test_examples_of_the_small_commands_run(cli: Any, tmp_path: Path, helps: dic
                 shutil.copy(tmp_path / "declared.json", tmp_path / "people.json")
             assert MODULES[verb].main(rest) == 0, (line, rest)
             done += 1
-    assert done == 17
+    assert done == 18
     assert (tmp_path / "scores.csv").read_text().count("\n") == 8
     assert (tmp_path / "n.png").read_bytes().startswith(b"\x89PNG")
 
